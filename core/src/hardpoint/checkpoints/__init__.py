@@ -1,0 +1,1 @@
+"""Reading model files without trusting them and without any array library: tables, sizes, metadata."""

@@ -1,0 +1,189 @@
+"""Every configuration key: its type, default and meaning. None means unset: the platform or the
+engine decides.
+
+A key is addressed by its bare name (``dtype``), a plugin's by ``plugins.NAME.KEY``. The same names
+are command-line flags (``--max-num-seqs``), environment variables (``HARDPOINT_MAX_NUM_SEQS``),
+TOML keys and Python keywords.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attrs import field, frozen
+
+if TYPE_CHECKING:
+    from hardpoint.checkpoints.description import ModelDescription
+
+
+def key(
+    default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None, **more: Any
+) -> Any:
+    """Declare one key: default, one-line help, allowed values, least value. Plugins' settings
+    classes use it too.
+    """
+    metadata = {"help": help, "choices": choices, "low": low}
+    return field(default=default, metadata=metadata, **more)
+
+
+@frozen(kw_only=True)
+class ModelConfig:
+    """What to run."""
+
+    model: str | None = key(None, "folder of a Hugging Face checkpoint, or a GGUF file")
+    tokenizer: str | None = key(None, "folder or file with the tokenizer, if not the model's own")
+    dtype: str = key(
+        "auto", "type of the weights in memory", choices=("auto", "float32", "bfloat16")
+    )
+    max_model_len: int | None = key(None, "longest request in tokens, answer included", low=1)
+    seed: int | None = key(None, "seed of requests that bring none; unset: a fresh one", low=0)
+
+
+@frozen(kw_only=True)
+class CacheConfig:
+    """The KV cache."""
+
+    block_size: int | None = key(None, "tokens in one KV block", low=1)
+    num_kv_blocks: int | None = key(
+        None, "KV blocks to allocate, the null block included, instead of measuring", low=2
+    )
+    kv_cache_memory_bytes: int | None = key(
+        None, "bytes for the KV cache, instead of measuring", low=1
+    )
+    memory_utilization: float = key(
+        0.9, "share of the memory limit that weights and KV cache may use", low=0
+    )
+    kv_cache_dtype: str = key(
+        "auto", "type of cached keys and values", choices=("auto", "float32", "bfloat16")
+    )
+    enable_prefix_caching: bool = key(True, "reuse the cache of equal prompt beginnings")
+
+
+@frozen(kw_only=True)
+class ParallelConfig:
+    """How a model is spread over workers."""
+
+    tensor_parallel_size: int = key(1, "workers that share each layer", low=1)
+    pipeline_parallel_size: int = key(1, "stages of consecutive layers", low=1)
+    data_parallel_size: int = key(1, "copies of the model", low=1)
+    nnodes: int = key(1, "hosts that take part", low=1)
+
+
+@frozen(kw_only=True)
+class SchedulerConfig:
+    """What runs in one step."""
+
+    max_num_seqs: int | None = key(None, "requests that may run at once", low=1)
+    max_num_batched_tokens: int | None = key(None, "tokens that may be computed in one step", low=1)
+    prefill_chunk_size: int | None = key(
+        None, "most prompt tokens of one request in one step", low=1
+    )
+    admission: str | None = key(None, "name of the admission policy")
+    async_scheduling: bool = key(False, "plan a step while the previous one runs")
+
+
+@frozen(kw_only=True)
+class LoadConfig:
+    """How weights are read."""
+
+    load_format: str = key(
+        "auto", "format of the checkpoint", choices=("auto", "safetensors", "gguf", "dummy")
+    )
+
+
+@frozen(kw_only=True)
+class DeviceConfig:
+    """Which devices."""
+
+    devices: tuple[str, ...] | None = key(None, "logical device ids to use")
+
+
+@frozen(kw_only=True)
+class LoRAConfig:
+    """LoRA adapters."""
+
+    max_loras: int = key(0, "different adapters in one batch; 0: none", low=0)
+
+
+@frozen(kw_only=True)
+class SpeculativeConfig:
+    """Speculative decoding."""
+
+    num_speculative_tokens: int = key(0, "drafts per request and step; 0: none", low=0)
+
+
+@frozen(kw_only=True)
+class PromptAdapterConfig:
+    """Prompt adapters."""
+
+    max_prompt_adapters: int = key(0, "different soft prompts in one batch; 0: none", low=0)
+
+
+@frozen(kw_only=True)
+class ObservabilityConfig:
+    """What is told."""
+
+    log_level: str = key(
+        "warning", "least level logged", choices=("debug", "info", "warning", "error")
+    )
+
+
+@frozen(kw_only=True)
+class PluginsConfig:
+    """Which plugins, and their own keys.
+
+    ``settings`` maps a plugin's name to its raw keys until that plugin is selected, then to an
+    instance of the settings class it declares.
+    """
+
+    disable: tuple[str, ...] = key((), "plugins never to load")
+    strict: bool = key(False, "make a plugin that fails to load an error instead of a warning")
+    provider: Mapping[str, str] = field(
+        factory=dict, metadata={"help": "plugin name -> distribution, where two claim it"}
+    )
+    settings: Mapping[str, Any] = field(factory=dict, metadata={"help": "each plugin's own keys"})
+
+
+@frozen(kw_only=True)
+class Config:
+    """The whole configuration: frozen; later stages make new ones.
+
+    ``executor`` is a name, a ``"module:Class"`` or dotted reference, or a class. ``description`` is
+    what the model's files say, once read. ``origins`` maps the path of each key that somebody set
+    to who set it (``flag --dtype``, ``HARDPOINT_DTYPE``, ``FILE.toml``, ``Python``, ``plugin cpu:
+    reason``, ``default of platform cpu``).
+    """
+
+    platform: str | None = key(None, "kind of hardware; unset: the best available")
+    executor: str | type | None = key(None, "how workers are started; unset: what fits")
+    worker: str | None = key(None, "extension whose Worker class is used instead of the platform's")
+    model_runner: str | None = key(
+        None, "extension whose ModelRunner class is used instead of the platform's"
+    )
+    model: ModelConfig = field(factory=ModelConfig)
+    cache: CacheConfig = field(factory=CacheConfig)
+    parallel: ParallelConfig = field(factory=ParallelConfig)
+    scheduler: SchedulerConfig = field(factory=SchedulerConfig)
+    load: LoadConfig = field(factory=LoadConfig)
+    device: DeviceConfig = field(factory=DeviceConfig)
+    lora: LoRAConfig = field(factory=LoRAConfig)
+    speculative: SpeculativeConfig = field(factory=SpeculativeConfig)
+    prompt_adapter: PromptAdapterConfig = field(factory=PromptAdapterConfig)
+    observability: ObservabilityConfig = field(factory=ObservabilityConfig)
+    plugins: PluginsConfig = field(factory=PluginsConfig)
+    description: ModelDescription | None = None
+    origins: Mapping[str, str] = field(factory=dict)
+
+    def is_explicit(self, path: str) -> bool:
+        """Whether the user set this key (flag, environment, file or Python), so that nobody may
+        change it.
+        """
+        origin = self.origins.get(path)
+        return origin is not None and not origin.startswith(("plugin ", "default "))
+
+    def settings_of(self, name: str) -> Any:
+        """Return the settings of plugin ``name``: an instance of its class once selected, else its
+        raw keys.
+        """
+        return self.plugins.settings.get(name)

@@ -1,0 +1,183 @@
+"""Every error that Hardpoint raises on purpose.
+
+Each carries its facts as attributes and says what, where, the value, and the way out. ``exit_code``
+is what the command line ends with: 2 where the user can mend the call, 1 where something failed
+underneath.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hardpoint.records import Problem
+
+
+class HardpointError(Exception):
+    """Base of all errors raised on purpose by Hardpoint and its plugins."""
+
+    exit_code: int = 1
+
+
+class ConfigError(HardpointError):
+    """The configuration cannot be honoured; ``problems`` lists everything wrong with it at once."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
+
+class InvalidRequestError(HardpointError, ValueError):
+    """One request is malformed or impossible; only that request fails."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, field: str = "", value: object = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.value = value
+
+
+class PluginError(HardpointError):
+    """A plugin is missing, broken, refused, or two of them collide."""
+
+    exit_code = 2
+
+
+class PluginNotFoundError(PluginError):
+    """No plugin of that name is installed; the message has close matches, what is installed, how to
+    install.
+    """
+
+
+class PluginConflictError(PluginError):
+    """Two distributions (or two offers) claim one name; the message names both and the key that
+    decides.
+    """
+
+
+class IncompatiblePluginError(PluginError):
+    """The plugin was built for a contract number that this core does not serve."""
+
+
+class PluginLoadError(PluginError):
+    """A plugin raised while it was imported or registered; the original exception is ``__cause__``."""
+
+
+class NoPlatformError(PluginError):
+    """No platform is available; ``table`` has every candidate's verdict."""
+
+    def __init__(self, message: str, *, table: str) -> None:
+        super().__init__(message)
+        self.table = table
+
+
+class UnsupportedError(HardpointError):
+    """A capability that this plugin does not offer was asked for."""
+
+    exit_code = 2
+
+    def __init__(self, capability: str, plugin: str, *, reason: str = "", hint: str = "") -> None:
+        text = f"{plugin} does not support {capability}"
+        text += f": {reason}" if reason else ""
+        text += f". {hint}" if hint else ""
+        super().__init__(text)
+        self.capability = capability
+        self.plugin = plugin
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild_unsupported, (self.capability, self.plugin, self.reason, str(self)))
+
+
+def _rebuild_unsupported(capability: str, plugin: str, reason: str, text: str) -> UnsupportedError:
+    error = UnsupportedError(capability, plugin, reason=reason)
+    error.args = (text,)
+    return error
+
+
+class LifecycleError(HardpointError):
+    """A worker method was called out of order; the message names the step that is missing."""
+
+
+class CheckpointError(HardpointError):
+    """A model file is absent, truncated, corrupt, or not what it says; names the file and the
+    tensor.
+    """
+
+    exit_code = 2
+
+
+class UnsupportedModelError(CheckpointError):
+    """The model's architecture or format is not one that is known here; the message lists those
+    that are.
+    """
+
+
+class MemoryBudgetError(HardpointError):
+    """What was asked for does not fit the memory that may be used; the message has the figures in
+    bytes.
+    """
+
+    exit_code = 2
+
+
+class EncodingError(HardpointError):
+    """An argument or a result cannot cross to or from a worker; names the path to the offending
+    value.
+    """
+
+
+class CallTimeoutError(HardpointError, TimeoutError):
+    """A call was not answered in time. The executor still works; the late reply is dropped and
+    counted.
+    """
+
+
+class CancelledStepError(HardpointError):
+    """The work was ended from the driver (shutdown, Ctrl-C) before it was complete."""
+
+
+class RemoteError(HardpointError):
+    """A worker method raised. The original exception is ``__cause__`` where it could be brought
+    over.
+
+    Attributes: ``rank`` of the worker, ``type_name`` of the exception (qualified),
+    ``remote_traceback`` as text.
+    """
+
+    def __init__(self, message: str, *, rank: int, type_name: str, remote_traceback: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.type_name = type_name
+        self.remote_traceback = remote_traceback
+
+
+class ExecutorFailedError(HardpointError):
+    """The executor has failed for good; the first error is ``__cause__``. Start a new one."""
+
+
+class WorkerDiedError(ExecutorFailedError):
+    """A worker's process or thread ended: ``rank``, ``pid``, ``exit`` (code, or negative signal),
+    ``last_lines``.
+    """
+
+    def __init__(
+        self, *, rank: int, pid: int, exit: int | None, last_lines: Iterable[str] = ()
+    ) -> None:
+        self.rank = rank
+        self.pid = pid
+        self.exit = exit
+        self.last_lines = tuple(last_lines)
+        how = (
+            "ended"
+            if exit is None
+            else f"ended by signal {-exit}"
+            if exit < 0
+            else f"exited with code {exit}"
+        )
+        tail = "".join(f"\n  {line}" for line in self.last_lines)
+        super().__init__(f"worker rank {rank} (pid {pid}) {how}{tail}")

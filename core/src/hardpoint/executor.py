@@ -1,0 +1,303 @@
+"""The Executor contract: starts workers, calls them, watches them, ends them. Runs in the driver.
+
+A backend implements four methods: :meth:`Executor.start_workers`, :meth:`Executor.call_workers`,
+:meth:`Executor.probe_health` and :meth:`Executor.stop_workers`. All else is written once, here and
+in :class:`hardpoint.worker_calls.WorkerCalls`, over :meth:`Executor.collective_rpc`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from attrs import evolve
+
+from hardpoint.errors import CallTimeoutError, ExecutorFailedError, HardpointError
+from hardpoint.rpc.calls import Call, CallTable, Gather
+from hardpoint.worker_calls import WorkerCalls
+
+if TYPE_CHECKING:
+    from hardpoint.config import Config
+    from hardpoint.messages import GrammarOutput, ModelRunnerOutput, SchedulerOutput, StepTicket
+    from hardpoint.platform import Platform
+    from hardpoint.records import LoadReport, Placement, WorkerHealth
+    from hardpoint.registry import Registry
+
+HEALTH_TIMEOUT = 10.0
+SHUTDOWN_TIMEOUT = 10.0
+
+
+class Executor(WorkerCalls):
+    """Calls every worker and gathers their answers.
+
+    Built by :meth:`start` with the complete configuration and the registry whose plugins the
+    workers will load.
+    """
+
+    supports_pp: ClassVar[bool] = False
+    """Whether pipeline stages can be spread over this executor's workers."""
+    uses_ray: ClassVar[bool] = False
+    supports_async_scheduling: ClassVar[bool] = False
+
+    def __init__(self, config: Config, registry: Registry, platform: Platform) -> None:
+        self.config = config
+        self.model_config = config.model
+        self.cache_config = config.cache
+        self.load_config = config.load
+        self.parallel_config = config.parallel
+        self.scheduler_config = config.scheduler
+        self.device_config = config.device
+        self.lora_config = config.lora
+        self.speculative_config = config.speculative
+        self.prompt_adapter_config = config.prompt_adapter
+        self.observability_config = config.observability
+        self.registry = registry
+        self.platform = platform
+        self.placement: Placement = platform.placement(config)
+        self.generation = 0
+        self.logger = logging.getLogger(f"hardpoint.executor.{type(self).__name__}")
+        self.calls = CallTable()
+        self.load_reports: tuple[LoadReport, ...] = ()
+        self._failure: BaseException | None = None
+        self._failure_callbacks: list[Callable[[BaseException], None]] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        super().__init__()
+
+    # For the engine.
+
+    @classmethod
+    def start(cls, config: Config, registry: Registry, platform: Platform) -> Self:
+        """Start the workers, take their devices and load the model; return a working executor.
+
+        Raises what the first failing rank raised (RemoteError); nothing is left running then.
+        """
+        executor = cls(config, registry, platform)
+        try:
+            executor.start_workers()
+            executor.collective_rpc("init_device")
+            executor.load_reports = tuple(executor.collective_rpc("load_model"))
+        except BaseException:
+            executor.shutdown()
+            raise
+        return executor
+
+    @property
+    def world_size(self) -> int:
+        """How many workers there are."""
+        return self.placement.num_workers
+
+    @property
+    def output_rank(self) -> int:
+        """The rank whose step results count."""
+        return self.placement.output_rank
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        """How many steps may be in flight: one per pipeline stage, one more with asynchronous
+        scheduling.
+        """
+        stages = self.parallel_config.pipeline_parallel_size
+        return (
+            stages + 1
+            if self.supports_async_scheduling and self.scheduler_config.async_scheduling
+            else stages
+        )
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        non_block: bool = False,
+        reply_rank: int | None = None,
+    ) -> Any:
+        """Call ``method`` on every worker and return their values in rank order, exactly world size
+        long.
+
+        ``method`` is a worker method's name, or a callable that gets the worker as its first
+        argument. With ``reply_rank`` only that rank's value is returned, bare, yet every rank
+        acknowledges: the first error of any rank is raised as RemoteError. With ``non_block`` a
+        ``concurrent.futures.Future`` of that result is returned at once; ``timeout`` (seconds, for
+        the whole call) then bounds it too. After CallTimeoutError the executor still works.
+        Messages for control, not for tensors. Raises ExecutorFailedError once the executor has
+        failed.
+        """
+        if reply_rank is not None and not 0 <= reply_rank < self.world_size:
+            raise ValueError(
+                f"reply_rank {reply_rank} is not a rank (world size {self.world_size})"
+            )
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
+        self._require_alive()
+        call = Call(
+            call_id=self.calls.next_id(),
+            generation=self.generation,
+            method=method,
+            args=tuple(args),
+            kwargs=dict(kwargs or {}),
+            reply_rank=reply_rank,
+            deadline=None if timeout is None else time.monotonic() + timeout,
+        )
+        gather = self.calls.open(call, self.world_size)
+        try:
+            self.call_workers(call)
+        except BaseException:
+            self.calls.forget(call.call_id)
+            raise
+        if non_block:
+            if timeout is not None:
+                gather.expire_in(timeout, self.calls)
+            return gather.future
+        return self._await(gather, timeout)
+
+    def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
+        """Run one step; return its ModelRunnerOutput, or a StepTicket if it defers sampling; never
+        None.
+
+        With ``non_block`` return a Future of that. A worker's error is raised, never encoded in the
+        output.
+        """
+        message = evolve(scheduler_output, generation=self.generation)
+        return self.collective_rpc(
+            "execute_model", args=(message,), non_block=non_block, reply_rank=self.output_rank
+        )
+
+    def sample_tokens(
+        self, ticket: StepTicket, grammar: GrammarOutput | None = None, non_block: bool = False
+    ) -> Any:
+        """Finish the step of ``ticket``; return its ModelRunnerOutput (or a Future of it)."""
+        return self.collective_rpc(
+            "sample_tokens",
+            args=(ticket, grammar),
+            non_block=non_block,
+            reply_rank=self.output_rank,
+        )
+
+    async def execute_model_async(
+        self, scheduler_output: SchedulerOutput
+    ) -> ModelRunnerOutput | StepTicket:
+        """Run one step without holding the event loop."""
+        future = self.execute_model(scheduler_output, non_block=True)
+        result: ModelRunnerOutput | StepTicket = await asyncio.wrap_future(future)
+        return result
+
+    def check_health(self, timeout: float = HEALTH_TIMEOUT) -> Sequence[WorkerHealth]:
+        """Return every worker's own report, by a lane that a busy worker still answers; raise if
+        one does not.
+
+        A long step on a healthy worker is healthy. Raises ExecutorFailedError or WorkerDiedError.
+        """
+        self._require_alive()
+        return self.probe_health(timeout)
+
+    async def check_health_async(self, timeout: float = HEALTH_TIMEOUT) -> Sequence[WorkerHealth]:
+        """Do as :meth:`check_health` without holding the event loop."""
+        return await asyncio.to_thread(self.check_health, timeout)
+
+    def register_failure_callback(self, callback: Callable[[BaseException], None]) -> None:
+        """Have ``callback(error)`` called once when the executor fails; at once if it has failed
+        already.
+        """
+        with self._lock:
+            failure = self._failure
+            if failure is None:
+                self._failure_callbacks.append(callback)
+        if failure is not None:
+            callback(failure)
+
+    def shutdown(self, timeout: float = SHUTDOWN_TIMEOUT) -> None:
+        """End the workers within ``timeout`` seconds and give everything back. Idempotent, safe
+        after a failed start.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self.stop_workers(time.monotonic() + timeout)
+        self.calls.fail_all(ExecutorFailedError("the executor was shut down"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.shutdown()
+
+    # For backends.
+
+    @abstractmethod
+    def start_workers(self) -> None:
+        """Bring up ``world_size`` worker hosts, each with a worker that is built but has no device
+        yet.
+
+        A backend that fails here raises the failing rank's own error and leaves nothing behind.
+        """
+
+    @abstractmethod
+    def call_workers(self, call: Call) -> None:
+        """Send ``call`` to every worker, without waiting; replies are given to
+        ``self.calls.deliver``, in any order.
+
+        Raises EncodingError for what cannot travel; nothing was sent then.
+        """
+
+    @abstractmethod
+    def probe_health(self, timeout: float) -> Sequence[WorkerHealth]:
+        """Ask every worker host by the control lane; raise WorkerDiedError for one that is gone or
+        silent.
+        """
+
+    @abstractmethod
+    def stop_workers(self, deadline: float) -> None:
+        """End the workers by ``deadline`` (monotonic s): let them shut down, then end them. Must
+        not raise.
+        """
+
+    def fail(self, error: BaseException) -> None:
+        """Declare the executor failed for good, by the first error; called by backends, from any
+        thread, any number.
+        """
+        with self._lock:
+            if self._failure is not None or self._closed:
+                return
+            self._failure = error
+            callbacks, self._failure_callbacks = self._failure_callbacks, []
+        self.calls.fail_all(error)
+        self.registry.announce("hardpoint_executor_failed", executor=self, error=error)
+        for callback in callbacks:
+            try:
+                callback(error)
+            except Exception:
+                self.logger.exception("a failure callback raised")
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error by which the executor failed, or None."""
+        return self._failure
+
+    def _require_alive(self) -> None:
+        if self._closed:
+            raise ExecutorFailedError("the executor was shut down; start a new one")
+        if self._failure is not None:
+            raise ExecutorFailedError(
+                f"the executor has failed: {self._failure}"
+            ) from self._failure
+
+    def _await(self, gather: Gather, timeout: float | None) -> Any:
+        try:
+            return gather.future.result(timeout)
+        except HardpointError:
+            raise
+        except TimeoutError:
+            self.calls.expire(gather.call.call_id)
+            name = gather.call.name
+            raise CallTimeoutError(
+                f"{name!r} was not answered by every worker within {timeout} s"
+            ) from None

@@ -1,0 +1,234 @@
+"""All that crosses between the driver and the workers in a step.
+
+The driver alone holds what a request is; workers hold a cache of it that these messages keep
+current. Steps are numbered and commit once: a result whose ``step_id`` or ``generation`` is not the
+awaited one is dropped. Every message carries ``extra``: plugin name -> that plugin's own record,
+passed on untouched. Token ids are ints in [0, vocab). Tensors never travel here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attrs import field, frozen
+
+from hardpoint.adapters import LoRARequest, PromptAdapterRequest
+from hardpoint.errors import HardpointError
+from hardpoint.sampling_params import SamplingParams
+
+Extra = Mapping[str, object]
+BlockIds = tuple[tuple[int, ...], ...]
+"""One tuple of block ids per KV cache group; block i of a group holds positions [i*block_size,
+(i+1)*block_size).
+"""
+
+
+class MessageError(HardpointError):
+    """A message contradicts itself or what the worker knows."""
+
+
+@frozen(kw_only=True)
+class NewRequestData:
+    """A request these workers have never seen, or forgot because it finished.
+
+    ``prompt`` are the prompt's ids. ``prefill_tokens``, when set, are prompt + outputs already
+    chosen, to be computed again by a worker that does not know the request (after recovery).
+    ``num_computed`` positions are in the cache already (a prefix hit); it is below
+    ``len(prefill_tokens or prompt)``. ``sampling.seed`` is always set by the driver.
+    """
+
+    req_id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    block_ids: BlockIds
+    num_computed: int = 0
+    prefill_tokens: tuple[int, ...] | None = None
+    lora: LoRARequest | None = None
+    prompt_adapter: PromptAdapterRequest | None = None
+    extra: Extra = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class CachedRequestData:
+    """Only the differences for requests the workers know; index i of every sequence is the same
+    request.
+
+    ``new_blocks[i]`` are appended, None for none; for an id in ``resumed`` they *replace* all its
+    blocks. ``num_computed[i]`` is authoritative: the worker adopts it (this is how rejected drafts
+    are rolled back). ``num_output[i]`` is how many output tokens the scheduler has.
+    ``new_tokens[i]`` are ids that this worker lacks (earlier pipeline stages). ``all_tokens`` has
+    full ids for requests that a worker may hold stale.
+    """
+
+    req_ids: tuple[str, ...] = ()
+    new_blocks: tuple[BlockIds | None, ...] = ()
+    num_computed: tuple[int, ...] = ()
+    num_output: tuple[int, ...] = ()
+    resumed: frozenset[str] = frozenset()
+    new_tokens: tuple[tuple[int, ...], ...] = ()
+    all_tokens: Mapping[str, tuple[int, ...]] = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class SchedulerOutput:
+    """One step's plan: scheduler -> executor -> every worker.
+
+    ``num_tokens`` maps each scheduled request to the tokens to compute now (>= 1, drafts included);
+    its keys are the new and the running ones; ``total_tokens`` is their sum. ``finished`` are ids
+    finished or aborted since the previous plan: workers forget them before anything else, also when
+    ``total_tokens`` is 0. ``preempted`` lost their blocks; their state stays. Order of cache work:
+    ``blocks_to_zero``, then ``block_copies`` (group, source, destination), then forward.
+    ``defer_sampling``: return a StepTicket and wait for ``sample_tokens`` (a grammar mask is
+    pending).
+    """
+
+    step_id: int
+    generation: int = 0
+    new: tuple[NewRequestData, ...] = ()
+    running: CachedRequestData = field(factory=CachedRequestData)
+    num_tokens: Mapping[str, int] = field(factory=dict)
+    total_tokens: int = 0
+    finished: frozenset[str] = frozenset()
+    preempted: frozenset[str] = frozenset()
+    drafts: Mapping[str, tuple[int, ...]] = field(factory=dict)
+    blocks_to_zero: tuple[int, ...] = ()
+    block_copies: tuple[tuple[int, int, int], ...] = ()
+    defer_sampling: bool = False
+    extra: Extra = field(factory=dict)
+
+    def check(self) -> None:
+        """Raise MessageError if the plan contradicts itself. Called by workers on receipt."""
+        scheduled = [request.req_id for request in self.new] + list(self.running.req_ids)
+        if len(scheduled) != len(set(scheduled)) or set(scheduled) != set(self.num_tokens):
+            raise MessageError(
+                f"step {self.step_id}: num_tokens names other requests than new and running"
+            )
+        if self.total_tokens != sum(self.num_tokens.values()) or any(
+            n < 1 for n in self.num_tokens.values()
+        ):
+            raise MessageError(
+                f"step {self.step_id}: total_tokens {self.total_tokens} is not their sum"
+            )
+        running = self.running
+        if not len(running.req_ids) == len(running.new_blocks) == len(running.num_computed):
+            raise MessageError(f"step {self.step_id}: the sequences of running differ in length")
+        for req_id, drafts in self.drafts.items():
+            if len(drafts) > self.num_tokens.get(req_id, 0) - 1:
+                raise MessageError(
+                    f"step {self.step_id}: request {req_id} has more drafts than tokens to compute"
+                )
+
+
+@frozen(kw_only=True)
+class Logprobs:
+    """Log-probabilities of m generated (or prompt) tokens, row by row.
+
+    ``ids[j]`` and ``values[j]`` are of equal length: first the sampled (or actual) token, then
+    those asked for, best first. ``ranks[j]`` is the 1-based rank of the first token: how many
+    logprobs are >= its own.
+    """
+
+    ids: tuple[tuple[int, ...], ...]
+    values: tuple[tuple[float, ...], ...]
+    ranks: tuple[int, ...]
+
+
+@frozen(kw_only=True)
+class StepTimings:
+    """Seconds this worker spent in the phases of one step."""
+
+    prepare: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+
+
+@frozen(kw_only=True)
+class GraphStats:
+    """How one step was dispatched: token counts before and after padding, and the mode's name."""
+
+    unpadded: int
+    padded: int
+    mode: str
+
+
+@frozen(kw_only=True)
+class KVConnectorOutput:
+    """One rank's report about external KV transfers of one step; ``rank`` and ``step_id`` make
+    duplicates recognisable.
+    """
+
+    rank: int
+    step_id: int
+    finished_sending: frozenset[str] = frozenset()
+    finished_receiving: frozenset[str] = frozenset()
+    failed_receiving: frozenset[str] = frozenset()
+    invalid_blocks: frozenset[int] = frozenset()
+    expected_reports: int = 0
+    extra: Extra = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class ECConnectorOutput:
+    """One rank's report about encoder-cache transfers, by item hash."""
+
+    rank: int
+    step_id: int
+    finished_sending: frozenset[str] = frozenset()
+    finished_receiving: frozenset[str] = frozenset()
+    extra: Extra = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class ModelRunnerOutput:
+    """One step's result, from the output rank.
+
+    ``req_ids`` is the batch order of this result. ``tokens[i]`` holds 0 (prompt not finished), 1,
+    or up to 1 + drafts ids. ``logprobs[req_id]`` has one row per generated token, only for requests
+    that asked. ``prompt_logprobs[req_id]`` has prompt_len - 1 rows (row i scores prompt token i +
+    1), in the step that finished the prompt.
+    """
+
+    step_id: int
+    generation: int = 0
+    req_ids: tuple[str, ...] = ()
+    tokens: tuple[tuple[int, ...], ...] = ()
+    logprobs: Mapping[str, Logprobs] = field(factory=dict)
+    prompt_logprobs: Mapping[str, Logprobs] = field(factory=dict)
+    pooled: Mapping[str, tuple[float, ...]] = field(factory=dict)
+    drafts: Mapping[str, tuple[int, ...]] = field(factory=dict)
+    nan_counts: Mapping[str, int] = field(factory=dict)
+    kv: KVConnectorOutput | None = None
+    ec: ECConnectorOutput | None = None
+    timings: StepTimings | None = None
+    graph_stats: GraphStats | None = None
+    extra: Extra = field(factory=dict)
+
+
+@frozen(kw_only=True)
+class StepTicket:
+    """Phase one of a step is done; ``sample_tokens(ticket, grammar)`` gives its output."""
+
+    step_id: int
+    generation: int = 0
+
+
+@frozen(kw_only=True)
+class GrammarOutput:
+    """Masks for the structured requests of one step.
+
+    ``masks[i]`` belongs to ``req_ids[i]`` and has one row per draft plus one; a row is ceil(vocab /
+    32) little-endian 32-bit words, bit = 1 allowed. ``acceptable_drafts[i]``: leading drafts that
+    the mask covers; later ones are rejected.
+    """
+
+    req_ids: tuple[str, ...]
+    masks: tuple[tuple[bytes, ...], ...]
+    acceptable_drafts: tuple[int, ...] | None = None
+
+
+@frozen(kw_only=True)
+class DraftTokenIds:
+    """Drafts proposed after a step, by request."""
+
+    req_ids: tuple[str, ...]
+    drafts: Sequence[tuple[int, ...]]

@@ -1,0 +1,136 @@
+"""The Platform contract: describes a kind of hardware; touches no device.
+
+Every method runs in the driver unless it says otherwise. Implementations live in a module that
+imports no device library. What needs the device belongs to the Worker. A platform is a value passed
+to constructors; two may live in one process.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from attrs import frozen
+
+from hardpoint.capabilities import Capability, Support
+from hardpoint.errors import UnsupportedError
+from hardpoint.records import ForkSafety, Limits, Placement, Problem, Verdict
+
+if TYPE_CHECKING:
+    from hardpoint.config import Config
+    from hardpoint.sampling_params import SamplingParams
+
+
+@frozen(kw_only=True)
+class RequestView:
+    """What a platform may look at before a request is queued."""
+
+    req_id: str
+    num_prompt_tokens: int
+    sampling: SamplingParams
+
+
+class Platform(ABC):
+    """Describes one kind of hardware to the driver.
+
+    Constructed by selection with the plugin's own settings (an instance of the record's settings
+    class, or None). Subclasses set ``name``, ``worker_class``, ``model_runner_class`` and declare
+    every capability.
+    """
+
+    name: ClassVar[str]
+    """The configuration name, equal to the entry point's."""
+
+    worker_class: ClassVar[str]
+    """Reference ``"module:Class"`` to the :class:`hardpoint.worker.Worker`."""
+
+    model_runner_class: ClassVar[str]
+    """Reference ``"module:Class"`` to the :class:`hardpoint.model_runner.ModelRunner`."""
+
+    capabilities: ClassVar[Mapping[Capability, Support]]
+    """An answer for every :class:`Capability` known to the contract the plugin was built for."""
+
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Modules that a nursery process may import before it forks workers (none may initialise the
+    device).
+    """
+
+    silent_after: ClassVar[float] = 60.0
+    """Seconds for which a healthy worker may be silent because a compiler holds the interpreter."""
+
+    exclusive: ClassVar[bool] = False
+    """Whether the runtime below allows only one engine of this platform in a process."""
+
+    support_level: ClassVar[str] = "L0"
+    """What tests have earned: L0 detection, L1 substitutes, L2 kernels compile, L3 runs a software
+    stack, L4 hardware.
+    """
+
+    def __init__(self, settings: object | None = None) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def probe(self) -> Verdict:
+        """Say whether this hardware is usable here and why (not).
+
+        Never raises outward, never initialises a device, imports nothing heavy, ends in 200 ms.
+        Called once for each registry.
+        """
+
+    @abstractmethod
+    def limits(self, config: Config) -> Limits:
+        """Return what can be executed; the scheduler obeys it. ``config`` may still have unset
+        (None) values.
+        """
+
+    @abstractmethod
+    def placement(self, config: Config) -> Placement:
+        """Return how many workers there are and what each owns. The default rule is one device per
+        rank.
+        """
+
+    def check(self, config: Config) -> Sequence[Problem]:
+        """Return every problem of the complete configuration at once, before any worker starts.
+        Never raises.
+        """
+        return ()
+
+    def check_request(self, request: RequestView) -> Problem | None:
+        """Return why this request cannot be served, or None; called before queueing. It never edits
+        the request.
+        """
+        return None
+
+    def environment(self, config: Config, placement: Placement) -> Mapping[str, str]:
+        """Return variables for every worker process, set before anything heavy is imported there."""
+        return {}
+
+    def assigned_devices(self, resources: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+        """Return the logical device ids in what a launcher assigned (resource name -> ids). Called
+        in the worker.
+        """
+        return ()
+
+    def fork_safe(self) -> ForkSafety:
+        """Say whether this process could be forked: runtime not initialised here, nor in the
+        process it came from.
+        """
+        return ForkSafety(safe=True, reason="nothing of this platform is initialised in the driver")
+
+    def context(self, config: Config) -> Mapping[str, object]:
+        """Return extra values for every step's forward context (plain data). Called once, in the
+        worker.
+        """
+        return {}
+
+    def support(self, capability: Capability) -> Support:
+        """Return this platform's answer for ``capability``; undeclared counts as NOT_YET."""
+        return self.capabilities.get(capability, Support.NOT_YET)
+
+    def require(self, capability: Capability) -> None:
+        """Raise UnsupportedError naming ``capability`` and this platform unless it is YES."""
+        if (support := self.support(capability)) is not Support.YES:
+            raise UnsupportedError(
+                capability.value, f"platform {self.name!r}", reason=support.value
+            )

@@ -1,0 +1,113 @@
+"""What sleeps: one state per tag, kept by the driver for the group and by each worker for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+
+from hardpoint.errors import HardpointError, LifecycleError
+
+TAGS = ("weights", "kv_cache")
+LEVELS = (1, 2)
+
+
+class Residency(Enum):
+    """The state of one tag."""
+
+    AWAKE = "awake"
+    ASLEEP = "asleep"
+    WEIGHTS_UNDEFINED = (
+        "weights undefined"  # memory is back, contents are not: reload before executing
+    )
+    PARTIAL = "partial"  # ranks differ after a failed call: wake again
+
+
+class SleepStateError(LifecycleError):
+    """Something needs state that is asleep, undefined or partial."""
+
+
+def check_tags(tags: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the tags meant (None: all), each once; raise ValueError for unknown ones or for none
+    at all.
+    """
+    if tags is None:
+        return TAGS
+    if isinstance(tags, str):
+        tags = (tags,)
+    chosen = tuple(dict.fromkeys(tags))
+    unknown = [tag for tag in chosen if tag not in TAGS]
+    if unknown or not chosen:
+        raise ValueError(f"tags must be some of {', '.join(TAGS)}, not {unknown or list(chosen)}")
+    return chosen
+
+
+class SleepState:
+    """The sleep state machine; transitions only, no I/O."""
+
+    def __init__(self) -> None:
+        self._state = dict.fromkeys(TAGS, Residency.AWAKE)
+        self._dropped_weights = False
+
+    @property
+    def state(self) -> Mapping[str, Residency]:
+        """Tag -> state."""
+        return dict(self._state)
+
+    @property
+    def sleeping_tags(self) -> frozenset[str]:
+        """Tags whose memory is not there."""
+        return frozenset(
+            tag
+            for tag, state in self._state.items()
+            if state in (Residency.ASLEEP, Residency.PARTIAL)
+        )
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether any tag sleeps."""
+        return bool(self.sleeping_tags)
+
+    def require_awake(self, action: str) -> None:
+        """Raise SleepStateError unless every tag is awake."""
+        for tag, state in self._state.items():
+            if state is not Residency.AWAKE:
+                way_out = {
+                    Residency.ASLEEP: f"wake_up(tags=[{tag!r}]) first",
+                    Residency.PARTIAL: f"ranks differ; wake_up(tags=[{tag!r}]) again",
+                    Residency.WEIGHTS_UNDEFINED: "reload_weights() first",
+                }[state]
+                raise SleepStateError(f"{action} needs {tag} awake, it is {state.value}: {way_out}")
+
+    def check_level(self, level: int) -> None:
+        """Raise ValueError unless ``level`` is one of LEVELS."""
+        if level not in LEVELS:
+            raise ValueError(f"sleep level must be one of {LEVELS}, not {level!r}")
+
+    def slept(self, level: int) -> None:
+        """Everything sleeps now; level 2 has dropped the weights."""
+        self._dropped_weights = level == 2
+        self._state = dict.fromkeys(TAGS, Residency.ASLEEP)
+
+    def discarded(self, tags: Iterable[str]) -> None:
+        """These tags sleep now, without a backup."""
+        for tag in tags:
+            self._state[tag] = Residency.ASLEEP
+            self._dropped_weights |= tag == "weights"
+
+    def woke(self, tags: Iterable[str]) -> None:
+        """These tags are back; weights that were dropped are undefined until reloaded."""
+        for tag in tags:
+            undefined = tag == "weights" and self._dropped_weights
+            self._state[tag] = Residency.WEIGHTS_UNDEFINED if undefined else Residency.AWAKE
+
+    def reloaded(self) -> None:
+        """All weights were loaded again."""
+        if self._state["weights"] is Residency.ASLEEP:
+            raise HardpointError("weights were reloaded while asleep")
+        self._dropped_weights = False
+        self._state["weights"] = Residency.AWAKE
+
+    def partial(self, tags: Iterable[str]) -> None:
+        """A call failed on some rank; these tags may differ over ranks."""
+        for tag in tags:
+            self._state[tag] = Residency.PARTIAL

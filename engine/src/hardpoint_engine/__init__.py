@@ -1,0 +1,1 @@
+"""The reference driver for Hardpoint: scheduler, KV blocks, tokenizer front, LLM class"""

@@ -1,0 +1,1 @@
+"""A complete, deterministic platform without hardware for Hardpoint: the one to copy"""

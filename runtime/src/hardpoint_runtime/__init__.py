@@ -1,0 +1,1 @@
+"""The torch toolkit that Hardpoint platform plugins are built from"""
