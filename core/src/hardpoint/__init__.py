@@ -1,4 +1,4 @@
-"""Hardpoint: contracts on which LLM inference hardware is hung. Importing it runs no plugin code."""
+"""Hardpoint: contracts on which LLM inference hardware is hung. Importing it runs no plugin."""
 
 API = (2, 0)
 """The number of these contracts (hooks, records, ABCs, messages). A core with major N serves

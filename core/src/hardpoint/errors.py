@@ -64,7 +64,7 @@ class IncompatiblePluginError(PluginError):
 
 
 class PluginLoadError(PluginError):
-    """A plugin raised while it was imported or registered; the original exception is ``__cause__``."""
+    """A plugin raised while it was imported or registered; what it raised is ``__cause__``."""
 
 
 class NoPlatformError(PluginError):

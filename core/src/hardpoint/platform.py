@@ -103,7 +103,7 @@ class Platform(ABC):
         return None
 
     def environment(self, config: Config, placement: Placement) -> Mapping[str, str]:
-        """Return variables for every worker process, set before anything heavy is imported there."""
+        """Return variables for every worker process, set before anything heavy is imported."""
         return {}
 
     def assigned_devices(self, resources: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

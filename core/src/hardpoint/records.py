@@ -133,7 +133,7 @@ class Change:
 
 @frozen(kw_only=True)
 class Problem:
-    """Something that cannot be honoured: the key's path, its value, what is wrong, and the way out."""
+    """Something that cannot be honoured: the key's path, its value, what is wrong, the way out."""
 
     key: str
     value: object
@@ -216,7 +216,7 @@ class WarmUpReport:
 
 @frozen(kw_only=True)
 class SleepReport:
-    """What sleep, discard or wake did on one rank, from the allocator's own accounting, in bytes."""
+    """What sleep, discard or wake did on one rank, by the allocator's accounting, in bytes."""
 
     bytes_freed: int
     bytes_backed_up: int

@@ -66,6 +66,10 @@ def _ids(value: Iterable[int] | None) -> tuple[int, ...] | None:
     return None if value is None else tuple(value)
 
 
+def _some_ids(value: Iterable[int] | None) -> tuple[int, ...]:
+    return _ids(value) or ()
+
+
 def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
@@ -92,7 +96,7 @@ class SamplingParams:
     max_tokens: int | None = field(default=16, validator=_whole(1, optional=True))
     min_tokens: int = field(default=0, validator=_whole(0))
     stop: tuple[str, ...] = field(default=(), converter=_strings)
-    stop_token_ids: tuple[int, ...] = field(default=(), converter=lambda value: _ids(value) or ())
+    stop_token_ids: tuple[int, ...] = field(default=(), converter=_some_ids)
     ignore_eos: bool = field(default=False, validator=_flag)
     include_stop: bool = field(default=False, validator=_flag)
     detokenize: bool = field(default=True, validator=_flag)

@@ -1,4 +1,4 @@
-"""What sleeps: one state per tag, kept by the driver for the group and by each worker for itself."""
+"""What sleeps: one state per tag, kept by the driver for the group."""
 
 from __future__ import annotations
 

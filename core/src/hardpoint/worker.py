@@ -5,7 +5,8 @@ Methods are called by :class:`hardpoint.rpc.host.WorkerHost`, one at a time, in 
 the host enforces::
 
     init_device -> load_model -> get_kv_cache_spec, determine_available_memory
-      -> initialize_from_config -> compile_or_warm_up_model -> (execute_model, sample_tokens)* -> shutdown
+      -> initialize_from_config -> compile_or_warm_up_model
+      -> (execute_model, sample_tokens)* -> shutdown
 
 A worker needs no checks of its own for order, sleep state or capability: the host makes them, for
 every plugin alike. The optional methods raise UnsupportedError here; a platform that declares the
@@ -196,7 +197,7 @@ class Worker(ABC):
     def save_sharded_state(
         self, path: str, pattern: str | None, max_size: int | None
     ) -> Sequence[SavedFile]:
-        """Write this rank's weights as files of at most ``max_size`` bytes in the folder ``path``."""
+        """Write this rank's weights as files of at most ``max_size`` bytes in folder ``path``."""
         self._unsupported(Capability.SHARDED_STATE)
 
     def profile(

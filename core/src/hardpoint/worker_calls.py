@@ -97,7 +97,7 @@ class WorkerCalls(ABC):
         ), 0
 
     def initialize_from_config(self, kv_cache_configs: Sequence[KVCacheConfig]) -> None:
-        """Give each rank its own KV cache plan (index = rank); all have the same number of blocks."""
+        """Give each rank its own KV cache plan (index = rank); all have as many blocks."""
         if len({plan.num_blocks for plan in kv_cache_configs}) != 1:
             raise ConfigError(
                 f"ranks would differ in KV blocks: {[plan.num_blocks for plan in kv_cache_configs]}"

@@ -1,1 +1,1 @@
-"""Reading model files without trusting them and without any array library: tables, sizes, metadata."""
+"""Model files, read without trusting them and without an array library: tables, sizes, metadata."""

@@ -85,14 +85,13 @@ class Gather:
     future: Future[Any] = field(factory=Future)
     acknowledged: set[int] = field(factory=set)
     values: dict[int, Any] = field(factory=dict)
-    timer: threading.Timer | None = None
 
     def expire_in(self, seconds: float, table: CallTable) -> None:
         """Fail the future with CallTimeoutError unless it is done in ``seconds``."""
-        self.timer = threading.Timer(seconds, table.expire, (self.call.call_id,))
-        self.timer.daemon = True
-        self.timer.start()
-        self.future.add_done_callback(lambda _: self.timer and self.timer.cancel())
+        timer = threading.Timer(seconds, table.expire, (self.call.call_id,))
+        timer.daemon = True
+        timer.start()
+        self.future.add_done_callback(lambda _: timer.cancel())
 
     def take(self, reply: Reply) -> None:
         """Note one rank's answer; the first error, or the last answer, completes the future."""
