@@ -9,7 +9,7 @@ once; announcements cost nothing when nobody listens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 
@@ -36,14 +36,14 @@ _impl = pluggy.HookimplMarker(PROJECT)
 
 def hookimpl(function: _F) -> _F:
     """Mark a function of ``plugin.py`` as an implementation of the hook of the same name."""
-    return cast("_F", _impl(function))
+    return _impl(function)
 
 
 def hookspec(*, firstresult: bool = False) -> Callable[[_F], _F]:
     """Mark a function below as a hook specification."""
 
     def mark(function: _F) -> _F:
-        return cast("_F", _spec(firstresult=firstresult)(function))
+        return _spec(firstresult=firstresult)(function)
 
     return mark
 

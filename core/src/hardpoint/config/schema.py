@@ -156,7 +156,7 @@ class Config:
     """
 
     platform: str | None = key(None, "kind of hardware; unset: the best available")
-    executor: str | type | None = key(None, "how workers are started; unset: what fits")
+    executor: str | type | None = key(None, "how workers are started; unset: what fits")  # noqa: RUF009
     worker: str | None = key(None, "extension whose Worker class is used instead of the platform's")
     model_runner: str | None = key(
         None, "extension whose ModelRunner class is used instead of the platform's"
