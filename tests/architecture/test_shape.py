@@ -1,0 +1,151 @@
+"""Words, sizes and names: what keeps the house small, neutral and deliberate."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import statistics
+import subprocess
+from pathlib import Path
+
+VENDOR_WORDS = {
+    "cuda", "rocm", "xpu", "tpu", "nvidia", "amd", "intel", "hip", "ascend", "habana", "gaudi", "nvml", "nccl", "rccl",
+    "xccl", "metal", "mps", "npu",
+}  # fmt: skip
+NEUTRAL = ("core", "engine", "runtime", "conformance")
+CEILING = {"core": 400}
+CEILING_ELSEWHERE = 500
+FUNCTION_CEILING = 80
+PUBLIC_NAMES = Path(__file__).with_name("public_names.txt")
+
+
+def words(text: str) -> set[str]:
+    """Whole words, with identifiers split at underscores and humps."""
+    parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", text)
+    return {part.lower() for part in parts}
+
+
+def test_the_word_splitter_sees_vendor_words():
+    assert (
+        "cuda" in words("is_cuda_ready") and "tpu" in words("TpuWorker") and "hip" in words("HIP")
+    )
+    assert "hip" not in words("membership chip")
+
+
+def test_the_neutral_part_names_no_vendor(root):
+    for top in NEUTRAL:
+        for path in (root / top).glob("src/**/*.py"):
+            found = words(path.read_text()) & VENDOR_WORDS
+            assert not found, f"{path.relative_to(root)} names {sorted(found)}"
+
+
+def test_no_platform_is_compared_by_name_in_the_neutral_part(root, distributions):
+    platforms = {"cpu", "dummy", "cuda", "rocm", "xpu", "tpu"}
+    for top in ("core", "engine"):
+        for path in (root / top).glob("src/**/*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Compare):
+                    constants = {
+                        leaf.value
+                        for side in (node.left, *node.comparators)
+                        for leaf in ast.walk(side)
+                        if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
+                    }
+                    ours = constants & platforms
+                    if ours == {"dummy"} and "load_format" in ast.unparse(node):
+                        continue  # a weight format of that name, not the platform
+                    assert not ours, f"{path.relative_to(root)}:{node.lineno} compares with {ours}"
+
+
+def test_files_and_functions_stay_small(root, sources):
+    sizes = {path: len(path.read_text().splitlines()) for path in sources}
+    print(f"\n{len(sizes)} files, median {statistics.median(sizes.values())} lines")
+    for path, lines in sorted(sizes.items(), key=lambda item: -item[1])[:8]:
+        print(f"  {lines:4} {path.relative_to(root)}")
+    for path, lines in sizes.items():
+        top = path.relative_to(root).parts[0]
+        assert lines <= CEILING.get(top, CEILING_ELSEWHERE), f"{path} has {lines} lines"
+    for path in sources:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                assert length <= FUNCTION_CEILING, f"{path}:{node.name} has {length} lines"
+
+
+def test_pickle_lives_in_one_module(root, sources):
+    """Safety rule: one audited module may unpickle; nothing else names it, nor a loader that would."""
+    forbidden = re.compile(
+        r"\b(pickle|cloudpickle|dill|marshal|shelve|recv_pyobj|joblib)\b|torch\.load\b"
+    )
+    for path in sources:
+        if path.relative_to(root).as_posix() == "core/src/hardpoint/rpc/codec.py":
+            continue
+        code = "\n".join(
+            ast.unparse(node) for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Import | ast.ImportFrom | ast.Attribute | ast.Name)
+        )  # fmt: skip
+        assert not forbidden.search(code), f"{path.relative_to(root)} names a loader of code"
+
+
+def test_no_assert_validates(root, sources):
+    for path in sources:
+        for node in ast.walk(ast.parse(path.read_text())):
+            assert not isinstance(node, ast.Assert), f"{path.relative_to(root)}:{node.lineno}"
+
+
+def test_the_tree_speaks_of_itself_alone(root):
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=root, capture_output=True, text=True, check=False
+    ).stdout.split("\n")  # fmt: skip
+    text_files = [root / name for name in tracked if name and (root / name).is_file()]
+    for path in text_files:
+        if path == Path(__file__):
+            continue
+        text = path.read_text(errors="replace")
+        assert not re.search(r"/work/|/opt/wheels|trust_remote_code *= *True", text), path
+
+
+def public_names(distributions) -> list[str]:
+    """module: names defined in it that do not begin with an underscore."""
+    lines = []
+    for package, folder in sorted(distributions.items()):
+        for path in sorted((folder / "src").glob("**/*.py")):
+            relative = path.relative_to(folder / "src")
+            if any(part.startswith("_") and part != "__init__.py" for part in relative.parts):
+                continue
+            names = set()
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    names.add(node.name)
+                elif isinstance(node, ast.Assign | ast.AnnAssign):
+                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    names |= {target.id for target in targets if isinstance(target, ast.Name)}
+            module = ".".join(relative.with_suffix("").parts).removesuffix(".__init__")
+            shown = sorted(name for name in names if not name.startswith("_"))
+            if shown:
+                lines.append(f"{module}: {' '.join(shown)}")
+    return lines
+
+
+def test_public_names_are_deliberate(distributions):
+    """`python tests/architecture/test_shape.py` rewrites the list; read the difference before committing it."""
+    assert public_names(distributions) == PUBLIC_NAMES.read_text().splitlines()
+
+
+def test_exports_are_what_all_says(distributions):
+    for package in distributions:
+        module = importlib.import_module(package)
+        exported = set(getattr(module, "__all__", ()))
+        for name in exported:
+            assert hasattr(module, name), f"{package}.__all__ names {name}, which is not there"
+
+
+if __name__ == "__main__":
+    top = Path(__file__).resolve().parents[2]
+    found = {
+        package.parent.name: project.parent
+        for project in sorted(top.glob("**/pyproject.toml")) if ".venv" not in project.parts
+        for package in (project.parent / "src").glob("*/__init__.py")
+    }  # fmt: skip
+    PUBLIC_NAMES.write_text("\n".join(public_names(found)) + "\n")
