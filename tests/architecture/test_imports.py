@@ -77,13 +77,11 @@ def test_a_distribution_imports_only_what_it_declares(distributions):
         allowed = {name.replace("-", "_") for name in declared} | {package}
         for source in (folder / "src").glob("**/*.py"):
             ours = {name for name in imported_by(source) if name.split("_")[0] == "hardpoint"}
-            assert ours <= allowed, (
-                f"{source} imports {ours - allowed}, which {folder} does not declare"
-            )
+            assert ours <= allowed, f"{source} imports {ours - allowed}, undeclared by {folder}"
 
 
 def test_distributions_declare_what_they_import(distributions):
-    """Third-party imports are declared too, under the name that the distribution has on an index."""
+    """Third-party imports are declared too, under their name on an index."""
     names = {"attr": "attrs", "importlib_metadata": "importlib-metadata", "zmq": "pyzmq"}
     for package, folder in distributions.items():
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
@@ -92,6 +90,4 @@ def test_distributions_declare_what_they_import(distributions):
             foreign = imported_by(source) - set(sys.stdlib_module_names) - {package}
             for name in foreign:
                 wanted = names.get(name, name).replace("_", "-")
-                assert wanted in declared, (
-                    f"{source} imports {name}, which {folder} does not declare"
-                )
+                assert wanted in declared, f"{source} imports {name}, undeclared by {folder}"

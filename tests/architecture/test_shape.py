@@ -10,8 +10,8 @@ import subprocess
 from pathlib import Path
 
 VENDOR_WORDS = {
-    "cuda", "rocm", "xpu", "tpu", "nvidia", "amd", "intel", "hip", "ascend", "habana", "gaudi", "nvml", "nccl", "rccl",
-    "xccl", "metal", "mps", "npu",
+    "cuda", "rocm", "xpu", "tpu", "nvidia", "amd", "intel", "hip", "ascend", "habana", "gaudi",
+    "nvml", "nccl", "rccl", "xccl", "metal", "mps", "npu",
 }  # fmt: skip
 NEUTRAL = ("core", "engine", "runtime", "conformance")
 CEILING = {"core": 400}
@@ -109,7 +109,7 @@ def test_the_tree_speaks_of_itself_alone(root):
 def public_names(distributions) -> list[str]:
     """module: names defined in it that do not begin with an underscore."""
     lines = []
-    for package, folder in sorted(distributions.items()):
+    for _, folder in sorted(distributions.items()):
         for path in sorted((folder / "src").glob("**/*.py")):
             relative = path.relative_to(folder / "src")
             if any(part.startswith("_") and part != "__init__.py" for part in relative.parts):
@@ -129,7 +129,7 @@ def public_names(distributions) -> list[str]:
 
 
 def test_public_names_are_deliberate(distributions):
-    """`python tests/architecture/test_shape.py` rewrites the list; read the difference before committing it."""
+    """`python tests/architecture/test_shape.py` rewrites the list; read the difference first."""
     assert public_names(distributions) == PUBLIC_NAMES.read_text().splitlines()
 
 
