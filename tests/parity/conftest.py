@@ -14,8 +14,10 @@ PROMPTS = (
     "Water boils at",
     "In 1969, the first humans",
     "A haiku about autumn leaves:\n",
-    "Read this with care before you answer. A train leaves the station at nine in the morning and "
-    "travels east at sixty miles an hour; a second train leaves an hour later. The second train",
+    (
+        "Read this with care before you answer. A train leaves the station at nine in the morning "
+        "and travels east at sixty miles an hour; a second train leaves an hour later. The second"
+    ),
 )
 NEW_TOKENS = 64
 
