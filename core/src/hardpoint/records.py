@@ -133,16 +133,23 @@ class Change:
 
 @frozen(kw_only=True)
 class Problem:
-    """Something that cannot be honoured: the key's path, its value, what is wrong, the way out."""
+    """Something that cannot be honoured: the key's path, its value, what is wrong, the way out.
+
+    ``origin`` says who set the value; the configuration fills it in where a platform leaves it out.
+    """
 
     key: str
     value: object
     message: str
     way_out: str = ""
+    origin: str = ""
 
     def __str__(self) -> str:
+        value = repr(self.value)
+        shown = value if len(value) <= 200 else f"{value[:200]}..."
+        source = f" ({self.origin})" if self.origin else ""
         end = f" {self.way_out}" if self.way_out else ""
-        return f"{self.key} = {self.value!r}: {self.message}{end}"
+        return f"{self.key} = {shown}{source}: {self.message}{end}"
 
 
 @frozen(kw_only=True)

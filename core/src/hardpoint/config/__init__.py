@@ -2,6 +2,7 @@
 key.
 """
 
+from hardpoint.config.loading import load_config
 from hardpoint.config.schema import Config
 
-__all__ = ["Config"]
+__all__ = ["Config", "load_config"]

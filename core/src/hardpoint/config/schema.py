@@ -18,12 +18,20 @@ if TYPE_CHECKING:
 
 
 def key(
-    default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None, **more: Any
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    **more: Any,
 ) -> Any:
-    """Declare one key: default, one-line help, allowed values, least value. Plugins' settings
-    classes use it too.
+    """Declare one key: default, one-line help, allowed values, and bounds: at least ``low``, more
+    than ``above``, at most ``high``. Plugins' settings classes use it too; ``more`` goes to
+    :func:`attrs.field`.
     """
-    metadata = {"help": help, "choices": choices, "low": low}
+    metadata = {"help": help, "choices": choices, "low": low, "above": above, "high": high}
     return field(default=default, metadata=metadata, **more)
 
 
@@ -52,7 +60,7 @@ class CacheConfig:
         None, "bytes for the KV cache, instead of measuring", low=1
     )
     memory_utilization: float = key(
-        0.9, "share of the memory limit that weights and KV cache may use", low=0
+        0.9, "share of the memory limit that weights and KV cache may use", above=0, high=1
     )
     kv_cache_dtype: str = key(
         "auto", "type of cached keys and values", choices=("auto", "float32", "bfloat16")

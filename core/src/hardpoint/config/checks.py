@@ -1,0 +1,278 @@
+"""The general rules of a complete configuration, judged against what the platform says of itself.
+
+Each rule yields problems; none stops another. Rules of one kind of hardware belong to its
+``Platform.check``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from hardpoint.capabilities import Capability, Support
+from hardpoint.config.keys import get
+from hardpoint.config.problems import did_you_mean
+from hardpoint.config.schema import Config
+from hardpoint.errors import PluginError
+from hardpoint.records import Limits, Placement, Problem
+
+if TYPE_CHECKING:
+    from hardpoint.executor import Executor
+    from hardpoint.platform import Platform
+    from hardpoint.registry import Registry
+
+NEEDS = (
+    ("tensor_parallel_size", 1, Capability.TENSOR_PARALLEL),
+    ("pipeline_parallel_size", 1, Capability.PIPELINE_PARALLEL),
+    ("data_parallel_size", 1, Capability.DATA_PARALLEL),
+    ("max_loras", 0, Capability.LORA),
+    ("max_prompt_adapters", 0, Capability.PROMPT_ADAPTERS),
+    ("num_speculative_tokens", 0, Capability.SPECULATIVE),
+    ("async_scheduling", False, Capability.ASYNC_SCHEDULING),
+    ("enable_prefix_caching", False, Capability.PREFIX_CACHING),
+)
+"""Keys that need a capability as soon as their value is another than the one given."""
+
+
+@frozen(kw_only=True)
+class Case:
+    """What the rules look at."""
+
+    config: Config
+    platform: Platform
+    limits: Limits
+    placement: Placement
+    executor_class: type[Executor] | None
+
+    def problem(self, path: str, message: str, way_out: str = "") -> Problem:
+        """A problem of the value that the configuration has for ``path``."""
+        return Problem(key=path, value=get(self.config, path), message=message, way_out=way_out)
+
+    def supports(self, capability: Capability) -> bool:
+        """Whether the platform says yes to ``capability``."""
+        return self.platform.support(capability) is Support.YES
+
+
+def config_problems(
+    config: Config,
+    registry: Registry,
+    platform: Platform,
+    executor_class: type[Executor] | None,
+) -> Iterator[Problem]:
+    """Yield every problem, each with the origin of its value."""
+    case = Case(
+        config=config,
+        platform=platform,
+        limits=platform.limits(config),
+        placement=_placement(config, platform),
+        executor_class=executor_class,
+    )
+    for rule in (_capabilities, _types, _cache, _scheduling, _model, _parallel, _devices):
+        for problem in rule(case):
+            yield _with_origin(config, problem)
+    for problem in (*_plugin_names(config, registry), *_platform_problems(config, platform)):
+        yield _with_origin(config, problem)
+
+
+def _with_origin(config: Config, problem: Problem) -> Problem:
+    return evolve(problem, origin=problem.origin or config.origins.get(problem.key, ""))
+
+
+def _placement(config: Config, platform: Platform) -> Placement:
+    placement = platform.placement(config)
+    if placement.num_workers < 1 or not 0 <= placement.output_rank < placement.num_workers:
+        raise PluginError(
+            f"platform {platform.name!r} places {placement.num_workers} workers with output rank "
+            f"{placement.output_rank}; it must place at least one, and the output rank among them"
+        )
+    return placement
+
+
+def _platform_problems(config: Config, platform: Platform) -> tuple[Problem, ...]:
+    try:
+        return tuple(platform.check(config))
+    except Exception as error:
+        raise PluginError(
+            f"platform {platform.name!r} could not check the configuration: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _capabilities(case: Case) -> Iterator[Problem]:
+    name = case.platform.name
+    for path, harmless, capability in NEEDS:
+        if get(case.config, path) != harmless and not case.supports(capability):
+            answer = case.platform.support(capability).value
+            yield case.problem(
+                path,
+                f"platform {name!r} does not support {capability.value} ({answer}).",
+                f"Set {path} = {str(harmless).lower()}, or choose another platform.",
+            )
+
+
+def _one_of(case: Case, path: str, allowed: tuple[Any, ...], what: str) -> Iterator[Problem]:
+    if get(case.config, path) not in allowed:
+        listed = ", ".join(map(str, allowed))
+        yield case.problem(
+            path, f"platform {case.platform.name!r} offers no such {what}.", f"It offers {listed}."
+        )
+
+
+def _types(case: Case) -> Iterator[Problem]:
+    for path in ("dtype", "kv_cache_dtype"):
+        yield from _one_of(case, path, ("auto", *case.limits.dtypes)[1:], "type")
+
+
+def _cache(case: Case) -> Iterator[Problem]:
+    cache, limits = case.config.cache, case.limits
+    yield from _one_of(case, "block_size", limits.block_sizes, "block size")
+    if cache.num_kv_blocks is not None:
+        if cache.num_kv_blocks <= limits.reserved_blocks:
+            yield case.problem(
+                "num_kv_blocks",
+                f"platform {case.platform.name!r} keeps {limits.reserved_blocks} for itself.",
+                f"Give at least {limits.reserved_blocks + 1}, or leave it out.",
+            )
+        if cache.kv_cache_memory_bytes is not None:
+            yield case.problem(
+                "num_kv_blocks", "kv_cache_memory_bytes is set too.", "Set one of the two."
+            )
+
+
+def _bounded(case: Case, path: str, bound: int | None) -> Iterator[Problem]:
+    value = get(case.config, path)
+    if bound is not None and value is not None and value > bound:
+        yield case.problem(
+            path, f"platform {case.platform.name!r} can do at most {bound}.", "Lower it."
+        )
+
+
+def _scheduling(case: Case) -> Iterator[Problem]:
+    scheduler, limits = case.config.scheduler, case.limits
+    yield from _bounded(case, "max_num_seqs", limits.max_num_seqs)
+    yield from _bounded(case, "max_num_batched_tokens", limits.max_num_batched_tokens)
+    chunk, tokens = scheduler.prefill_chunk_size, scheduler.max_num_batched_tokens
+    if case.supports(Capability.CHUNKED_PREFILL):
+        yield from _chunks(case, chunk, tokens)
+    elif chunk is not None:
+        yield case.problem(
+            "prefill_chunk_size",
+            f"platform {case.platform.name!r} computes each prompt in one step.",
+            "Leave it out.",
+        )
+    if limits.async_scheduling is False and scheduler.async_scheduling:
+        if case.supports(Capability.ASYNC_SCHEDULING):
+            yield case.problem(
+                "async_scheduling",
+                f"platform {case.platform.name!r} cannot do it with this configuration.",
+                "Leave it out.",
+            )
+
+
+def _chunks(case: Case, chunk: int | None, tokens: int | None) -> Iterator[Problem]:
+    multiple = case.limits.chunk_multiple
+    if chunk is not None and chunk % multiple:
+        yield case.problem(
+            "prefill_chunk_size",
+            f"platform {case.platform.name!r} takes multiples of {multiple}.",
+            f"Use {max(chunk // multiple, 1) * multiple}.",
+        )
+    if tokens is not None and tokens < multiple:
+        yield case.problem(
+            "max_num_batched_tokens",
+            f"platform {case.platform.name!r} computes at least {multiple} tokens of a prompt.",
+            f"Use {multiple} or more.",
+        )
+
+
+def _model(case: Case) -> Iterator[Problem]:
+    description, length = case.config.description, case.config.model.max_model_len
+    if description is None:
+        return
+    sizes = case.limits.head_sizes
+    if sizes and description.head_size not in sizes:
+        yield case.problem(
+            "model",
+            f"its heads have {description.head_size} elements; platform {case.platform.name!r} "
+            f"can do {', '.join(map(str, sizes))}.",
+            "Choose another model or platform.",
+        )
+    if length is not None and length > description.context_length:
+        yield case.problem(
+            "max_model_len",
+            f"the model's context is {description.context_length} tokens.",
+            "Lower it, or leave it out.",
+        )
+    longest = length or description.context_length
+    tokens = case.config.scheduler.max_num_batched_tokens
+    if not case.supports(Capability.CHUNKED_PREFILL) and tokens is not None and tokens < longest:
+        yield case.problem(
+            "max_num_batched_tokens",
+            f"platform {case.platform.name!r} computes each prompt in one step, and one may have "
+            f"{longest} tokens.",
+            f"Raise it to {longest}, or lower max_model_len.",
+        )
+
+
+def _parallel(case: Case) -> Iterator[Problem]:
+    parallel, description = case.config.parallel, case.config.description
+    tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    if description is not None:
+        heads, kv_heads = description.num_heads, description.num_kv_heads
+        if tensor > heads or (tensor > kv_heads and tensor % kv_heads):
+            yield case.problem(
+                "tensor_parallel_size",
+                f"the model has {heads} query and {kv_heads} key-value heads.",
+                f"Use at most {kv_heads}, or a multiple of it up to {heads}.",
+            )
+        if stages > description.num_layers:
+            yield case.problem(
+                "pipeline_parallel_size",
+                f"the model has {description.num_layers} layers.",
+                "Use at most as many stages.",
+            )
+    executor = case.executor_class
+    if stages > 1 and executor is not None and not executor.supports_pp:
+        yield case.problem(
+            "pipeline_parallel_size",
+            f"executor {executor.__name__} cannot spread pipeline stages.",
+            "Choose another executor.",
+        )
+    if parallel.nnodes > case.placement.num_workers:
+        yield case.problem(
+            "nnodes",
+            f"there are only {case.placement.num_workers} workers to spread.",
+            "Use at most one host for each worker.",
+        )
+
+
+def _devices(case: Case) -> Iterator[Problem]:
+    devices = case.config.device.devices
+    if devices is None:
+        return
+    needed = case.placement.num_workers * case.placement.devices_per_worker
+    if len(set(devices)) != len(devices):
+        yield case.problem("devices", "names one device twice.", "Name each once.")
+    elif len(devices) < needed:
+        yield case.problem(
+            "devices",
+            f"{case.placement.num_workers} workers need {needed} devices.",
+            "Name more, or lower the parallel sizes.",
+        )
+
+
+def _plugin_names(config: Config, registry: Registry) -> Iterator[Problem]:
+    known = sorted({plugin.name for plugin in registry.plugins})
+    for name in config.plugins.settings:
+        if name not in known:
+            paths = [path for path in config.origins if path.startswith(f"plugins.{name}.")]
+            installed = f"Installed are {', '.join(known) or 'none'}."
+            yield Problem(
+                key=f"plugins.{name}",
+                value=config.plugins.settings[name],
+                message="no plugin of that name is installed.",
+                way_out=did_you_mean(name, known, installed),
+                origin=config.origins[paths[0]] if paths else "",
+            )

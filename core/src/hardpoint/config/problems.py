@@ -1,0 +1,29 @@
+"""From problems to one error: all of them at once, each with its key, value, origin and way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hardpoint.errors import ConfigError
+from hardpoint.records import Problem
+
+
+def config_error(problems: Sequence[Problem]) -> ConfigError:
+    """Return the ConfigError that tells all ``problems`` (at least one)."""
+    if len(problems) == 1:
+        return ConfigError(str(problems[0]), problems=problems)
+    lines = "".join(f"\n  {problem}" for problem in problems)
+    return ConfigError(f"{len(problems)} problems in the configuration:{lines}", problems=problems)
+
+
+def close(word: str, known: Iterable[str]) -> list[str]:
+    """Return up to three of ``known`` that ``word`` may have meant, the best first."""
+    from difflib import get_close_matches
+
+    return get_close_matches(word, sorted(set(known)), 3)
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the sentence with the close matches of ``word``, or ``otherwise``."""
+    near = close(word, known)
+    return f"Did you mean {' or '.join(near)}?" if near else otherwise

@@ -1,0 +1,168 @@
+"""From what was asked for to what will run: plugins' changes, the platform's defaults, the checks.
+
+Called by the engine in the driver, in this order, between reading the model's description and
+starting workers. A value that the user set is never changed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve
+
+from hardpoint.capabilities import Capability, Support
+from hardpoint.config.checks import config_problems
+from hardpoint.config.keys import KEYS, find_key, get, is_plugin_key, replace
+from hardpoint.config.problems import config_error, did_you_mean
+from hardpoint.config.schema import Config
+from hardpoint.errors import ConfigError, PluginConflictError, PluginError
+from hardpoint.settings import settings_leaves
+
+if TYPE_CHECKING:
+    from hardpoint.executor import Executor
+    from hardpoint.platform import Platform
+    from hardpoint.records import Change
+    from hardpoint.registry import Registry
+
+CONSUMED = ("platform", "model", "load_format", "plugins.disable", "plugins.strict")
+"""Keys that had their effect before plugins are asked for changes."""
+
+
+def configure(config: Config, registry: Registry, platform: Platform) -> Config:
+    """Return ``config`` with the changes that the selected platform and enabled extensions ask for.
+
+    Called once, after ``config.description`` was read and before defaults are filled. The selected
+    platform's settings are put in place of its raw keys. Raises PluginError naming the plugin for a
+    change of what the user set, of a key that had its effect already, with a wrong ``old`` or an
+    impossible ``new``; PluginConflictError where two plugins want one key otherwise.
+    """
+    if platform.settings is not None:
+        settings = {**config.plugins.settings, platform.name: platform.settings}
+        config = evolve(config, plugins=evolve(config.plugins, settings=settings))
+    owners: dict[str, tuple[str, Change]] = {}
+    result = config
+    for plugin, changes in registry.configure(config, platform):
+        for change in changes:
+            _check_change(config, platform, plugin, change)
+            rival, other = owners.setdefault(change.key, (plugin, change))
+            if other.new != change.new:
+                raise PluginConflictError(
+                    f"plugin {rival!r} sets {change.key} = {other.new!r} ({other.reason}) and plugin "
+                    f"{plugin!r} sets it to {change.new!r} ({change.reason}). Set {change.key} "
+                    f"yourself, or name one of them in plugins.disable."
+                )
+            result = _apply(result, plugin, change)
+    return result
+
+
+def _check_change(config: Config, platform: Platform, plugin: str, change: Change) -> None:
+    wish = f"plugin {plugin!r} wants {change.key} = {change.new!r} ({change.reason})"
+    if find_key(change.key) is None and not is_plugin_key(change.key):
+        near = did_you_mean(change.key, [key.path for key in KEYS])
+        raise PluginError(f"{wish}, which is not a configuration key. {near}".rstrip())
+    if change.key in CONSUMED or change.key.startswith(f"plugins.{platform.name}."):
+        raise PluginError(f"{wish}, but that key has had its effect before plugins are asked")
+    current = get(config, change.key)
+    if config.is_explicit(change.key) and change.new != current:
+        raise PluginError(
+            f"{wish}, but {config.origins[change.key]} set it to {current!r}, and what a user sets "
+            f"is never changed. Remove that setting, or name {plugin!r} in plugins.disable."
+        )
+    if change.old != current:
+        raise PluginError(f"{wish} instead of {change.old!r}, but its value is {current!r}")
+
+
+def _apply(config: Config, plugin: str, change: Change) -> Config:
+    if config.is_explicit(change.key):
+        return config
+    try:
+        return replace(config, {change.key: change.new}, f"plugin {plugin}: {change.reason}")
+    except ConfigError as error:
+        raise PluginError(f"plugin {plugin!r} sets an impossible value: {error}") from error
+
+
+def fill_defaults(config: Config, platform: Platform) -> Config:
+    """Return ``config`` with every value that is still open and that ``platform`` decides.
+
+    ``max_model_len``, ``seed``, ``admission`` and ``devices`` stay open: the engine and the worker
+    know them better. Explicit values stay as they are, possible or not: :func:`check` judges them.
+    """
+    filled = dict(_defaults(config, platform))
+    return replace(config, filled, f"default of platform {platform.name}") if filled else config
+
+
+def _defaults(config: Config, platform: Platform) -> Iterator[tuple[str, Any]]:
+    limits = platform.limits(config)
+    cache, scheduler = config.cache, config.scheduler
+    dtype = config.model.dtype
+    if dtype == "auto":
+        dtype = limits.default_dtype
+        yield "dtype", dtype
+    if cache.kv_cache_dtype == "auto":
+        yield "kv_cache_dtype", dtype
+    if cache.block_size is None:
+        yield "block_size", limits.block_sizes[0]
+    if platform.support(Capability.PREFIX_CACHING) is not Support.YES:
+        if cache.enable_prefix_caching and not config.is_explicit("enable_prefix_caching"):
+            yield "enable_prefix_caching", False
+    seqs = scheduler.max_num_seqs
+    if seqs is None:
+        seqs = _at_most(limits.default_max_num_seqs, limits.max_num_seqs)
+        yield "max_num_seqs", seqs
+    tokens = scheduler.max_num_batched_tokens
+    chunked = platform.support(Capability.CHUNKED_PREFILL) is Support.YES
+    if tokens is None:
+        least = max(seqs, limits.chunk_multiple)
+        if not chunked:
+            least = max(least, longest_request(config) or 0)
+        tokens = max(limits.default_max_num_batched_tokens, least)
+        tokens = _at_most(tokens, limits.max_num_batched_tokens)
+        yield "max_num_batched_tokens", tokens
+    if scheduler.prefill_chunk_size is None and chunked:
+        multiple = limits.chunk_multiple
+        yield "prefill_chunk_size", max(tokens // multiple * multiple, multiple)
+
+
+def _at_most(value: int, bound: int | None) -> int:
+    return value if bound is None else min(value, bound)
+
+
+def longest_request(config: Config) -> int | None:
+    """Return the most tokens one request may have, or None while nobody knows."""
+    context = None if config.description is None else config.description.context_length
+    return config.model.max_model_len or context
+
+
+def check(
+    config: Config,
+    registry: Registry,
+    platform: Platform,
+    executor_class: type[Executor] | None = None,
+) -> None:
+    """Raise one ConfigError with every problem of the complete configuration.
+
+    Called in the driver before any worker starts: general rules against the platform's limits,
+    capabilities and placement, then what ``platform.check`` itself finds. Raises PluginError if the
+    platform breaks its contract (its check raises, it places no worker).
+    """
+    problems = list(config_problems(config, registry, platform, executor_class))
+    if problems:
+        raise config_error(problems)
+
+
+def effective(config: Config) -> Sequence[tuple[str, Any, str]]:
+    """Return (path, value, origin) of every key, plugins' own included; for ``hardpoint doctor``."""
+    paths: dict[str, Any] = {key.path: get(config, key.path) for key in KEYS}
+    for name, settings in config.plugins.settings.items():
+        paths.update(settings_leaves(settings, name))
+    return [(path, value, _origin(config, path)) for path, value in paths.items()]
+
+
+def _origin(config: Config, path: str) -> str:
+    if (origin := config.origins.get(path)) is not None:
+        return origin
+    entries: Mapping[str, str] = {
+        key: origin for key, origin in config.origins.items() if key.startswith(f"{path}.")
+    }
+    return ", ".join(dict.fromkeys(entries.values())) or "default"

@@ -1,0 +1,138 @@
+"""Single values: how plain data from Python or TOML, and text from a command line or the
+environment, become the type that a key declares. Strict: a text is no number unless it came as
+text.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Mapping
+from typing import Any
+
+LARGEST = 2**63 - 1
+"""The largest whole number a key takes: what a signed 64-bit field below can hold."""
+
+_TRUE = ("true", "1", "yes", "on")
+_FALSE = ("false", "0", "no", "off")
+
+
+class Text(str):
+    """A value that came as text (flag, ``--set``, environment) and is read as its key's type.
+
+    Plugins' keys keep it until their settings class, and so their type, is known.
+    """
+
+    __slots__ = ()
+
+
+def whole(value: object) -> int:
+    """Return ``value`` as an int; anything with ``__index__`` but bool counts. Raises ValueError."""
+    try:
+        if isinstance(value, Text):
+            result = int(value)
+        elif isinstance(value, bool):
+            raise TypeError
+        else:
+            result = operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ValueError("must be a whole number") from None
+    if abs(result) > LARGEST:
+        raise ValueError(f"must be a whole number of at most {LARGEST}")
+    return result
+
+
+def number(value: object) -> float:
+    """Return ``value`` as a finite float. Raises ValueError."""
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | float | Text):
+            raise TypeError
+        result = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("must be a number") from None
+    if not math.isfinite(result):
+        raise ValueError("must be a finite number")
+    return result
+
+
+def truth(value: object) -> bool:
+    """Return ``value`` as a bool; as text true/false, yes/no, on/off, 1/0. Raises ValueError."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Text) and value.lower() in _TRUE + _FALSE:
+        return value.lower() in _TRUE
+    raise ValueError("must be true or false")
+
+
+def text(value: object) -> str:
+    """Return ``value`` as a non-empty str; a path object counts. Raises ValueError."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str):
+        raise ValueError("must be text")  # noqa: TRY004 - one error for all that is wrong
+    if not value:
+        raise ValueError("must not be empty")
+    return str(value)
+
+
+def items(value: object) -> list[object]:
+    """Return the items of a list; a text is split at commas. Raises ValueError."""
+    if isinstance(value, Text):
+        return [Text(part.strip()) for part in value.split(",") if part.strip()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return sorted(value) if isinstance(value, set | frozenset) else list(value)
+    raise ValueError("must be a list")
+
+
+def strings(value: object) -> tuple[str, ...]:
+    """Return a list of texts as a tuple. Raises ValueError."""
+    try:
+        return tuple(text(item) for item in items(value))
+    except (TypeError, ValueError):
+        raise ValueError("must be a list of texts") from None
+
+
+def table(value: object) -> dict[str, object]:
+    """Return a mapping with text keys; as text ``A=B,C=D``. Raises ValueError."""
+    if isinstance(value, Text):
+        pairs = [str(part).partition("=") for part in items(value)]
+        if all(name and sign for name, sign, _ in pairs):
+            return {name.strip(): Text(content.strip()) for name, _, content in pairs}
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        return dict(value)
+    raise ValueError("must be a table of NAME = VALUE")
+
+
+def reference(value: object) -> str | type:
+    """Return a name, a reference, or a class as it is. Raises ValueError."""
+    if isinstance(value, type):
+        return value
+    try:
+        return text(value)
+    except ValueError:
+        raise ValueError("must be a name, a reference 'module:Class' or a class") from None
+
+
+def refusal(value: Any, metadata: Mapping[str, Any]) -> str:
+    """Return why ``value``, of the right type, is outside the choices or bounds of
+    :func:`hardpoint.config.schema.key`, or "".
+    """
+    if value is None:
+        return ""
+    choices = metadata.get("choices") or ()
+    chosen = value if isinstance(value, tuple | list) else (value,)
+    if choices and any(item not in choices for item in chosen):
+        return f"must be one of {', '.join(map(str, choices))}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    low, above, high = (metadata.get(name) for name in ("low", "above", "high"))
+    wrong = (
+        (low is not None and value < low)
+        or (above is not None and value <= above)
+        or (high is not None and value > high)
+    )
+    parts = [] if low is None else [f"at least {low:g}"]
+    parts += [] if above is None else [f"more than {above:g}"]
+    parts += [] if high is None else [f"at most {high:g}"]
+    return f"must be {' and '.join(parts)}" if wrong else ""
