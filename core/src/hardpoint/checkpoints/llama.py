@@ -1,0 +1,117 @@
+"""The tensors of a Llama-architecture model: Hugging Face names, shapes, and their GGUF names.
+
+Names and the order of rotary rows follow ``convert_hf_to_gguf.py`` of llama.cpp, which stores the
+query and key rows of each head as pairs (0, half), (1, half + 1), ... instead of two halves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from hardpoint.checkpoints.description import ModelDescription
+from hardpoint.checkpoints.tables import shown, some
+from hardpoint.errors import CheckpointError
+
+OUTSIDE: Final = MappingProxyType(
+    {
+        "token_embd": "model.embed_tokens",
+        "output_norm": "model.norm",
+        "output": "lm_head",
+    }
+)
+INSIDE: Final = MappingProxyType(
+    {
+        "attn_norm": "input_layernorm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+    }
+)
+BLOCK: Final = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
+INFERRED: Final = ("model.rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq")
+"""Tensors of old checkpoints that follow from the configuration; nobody needs them."""
+
+
+def hf_name(gguf_name: str) -> str | None:
+    """Return the Hugging Face name of a GGUF tensor; None if it has none."""
+    if match := BLOCK.fullmatch(gguf_name):
+        layer, part, kind = match.groups()
+        return f"model.layers.{int(layer)}.{INSIDE[part]}.{kind}" if part in INSIDE else None
+    part, _, kind = gguf_name.rpartition(".")
+    return f"{OUTSIDE[part]}.{kind}" if part in OUTSIDE and kind in ("weight", "bias") else None
+
+
+def rotary_heads(description: ModelDescription, name: str) -> int | None:
+    """Return how many heads the rows of this tensor hold if GGUF stores them in pairs, else None.
+
+    ``name`` is the Hugging Face name of a weight or a bias.
+    """
+    if ".self_attn.q_proj." in name:
+        return description.num_heads
+    return description.num_kv_heads if ".self_attn.k_proj." in name else None
+
+
+def expected_shapes(description: ModelDescription) -> dict[str, tuple[int, ...]]:
+    """Return the tensors that every model of this shape has, without optional biases.
+
+    A tied model needs no ``lm_head.weight``; linear weights are (outputs, inputs).
+    """
+    hidden, inner = description.hidden_size, description.intermediate_size
+    queries = description.num_heads * description.head_size
+    keys = description.num_kv_heads * description.head_size
+    layer = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (description.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not description.hf_config.get("tie_word_embeddings"):
+        shapes["lm_head.weight"] = (description.vocab_size, hidden)
+    for index in range(description.num_layers):
+        for part, shape in layer.items():
+            shapes[f"model.layers.{index}.{part}.weight"] = shape
+    return shapes
+
+
+def check_shapes(
+    path: Path, description: ModelDescription, shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raise CheckpointError unless the files hold every tensor that the description implies.
+
+    So no worker is started, and nothing is allocated, for a description that the files belie.
+    ``shapes`` maps Hugging Face names to what the files hold.
+    """
+    if description.num_layers * len(INSIDE) > len(shapes):
+        raise CheckpointError(
+            f"{path}: the configuration says {description.num_layers} layers, but there are only "
+            f"{len(shapes)} tensors: a part of the model is missing"
+        )
+    expected = expected_shapes(description)
+    if missing := [name for name in expected if name not in shapes]:
+        raise CheckpointError(
+            f"{path}: {len(missing)} of the model's tensors are missing: {some(missing)}"
+        )
+    for name, shape in expected.items():
+        if shapes[name] != shape:
+            raise CheckpointError(
+                f"{path}: tensor {shown(name)} has shape {list(shapes[name])}, but the "
+                f"configuration makes it {list(shape)}: they do not belong together"
+            )
