@@ -4,10 +4,12 @@ class that the plugin's record names. Fields are declared with :func:`hardpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
-from attrs import evolve, fields, has
+from attrs import evolve, fields, has, resolve_types
 
 from hardpoint.config import values
 from hardpoint.config.problems import config_error, did_you_mean
@@ -26,9 +28,9 @@ def structure_settings(
     """Return an instance of ``cls`` from the raw keys of plugin ``name``; called in the driver when
     the plugin is selected.
 
-    ``raw`` is a mapping, None for no keys, or an instance of ``cls``, returned as it is. ``origins``
-    (``Config.origins``) lets errors say who set a value. Raises ConfigError with every problem
-    under its path ``plugins.NAME.KEY``, and PluginError if the class itself cannot be used.
+    ``raw`` is a mapping, None for no keys, or an instance of ``cls``, returned as it is. With
+    ``origins`` (``Config.origins``) errors say who set a value. Raises ConfigError with every
+    problem under its path ``plugins.NAME.KEY``, and PluginError if the class cannot be used.
     """
     if isinstance(raw, cls):
         return raw
@@ -38,20 +40,23 @@ def structure_settings(
         raise PluginError(f"plugin {name!r}: its settings {cls!r} are no attrs class")
     raw = {} if raw is None else raw
     path = f"plugins.{name}"
+    if not isinstance(raw, Mapping):
+        raise config_error([Problem(key=path, value=raw, message="must be a table of keys.")])
+    converter = _converter()
     try:
-        settings: T = _converter().structure(raw, cls)
+        settings: Any = converter.structure(raw, cls)
+        problems = list(_refusals(settings, path))
     except BaseValidationError as group:
-        found = list(_problems(group, path, raw))
-        raise config_error([_with_origin(problem, origins or {}) for problem in found]) from None
+        problems = list(_problems(group, path, raw, cls))
+        problems += _refusals_beside(converter, cls, raw, path, problems)
     except StructureHandlerNotFoundError as error:
         raise PluginError(
-            f"plugin {name!r}: a field of its settings {cls.__qualname__} has a type that cannot be "
-            f"read from a configuration: {error}"
+            f"plugin {name!r}: a field of its settings {cls.__qualname__} has a type that cannot "
+            f"be read from a configuration: {error}"
         ) from error
-    refusals = [_with_origin(problem, origins or {}) for problem in _refusals(settings, path)]
-    if refusals:
-        raise config_error(refusals)
-    return settings
+    if problems:
+        raise config_error([_with_origin(problem, origins or {}) for problem in problems])
+    return cast("T", settings)
 
 
 def changed_settings(
@@ -97,7 +102,7 @@ def _leaves(value: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         pairs = value.items()
     elif value is not None and has(type(value)):
-        pairs = [(field.name, getattr(value, field.name)) for field in fields(type(value))]
+        pairs = [(name, getattr(value, name)) for name in _field_names(type(value))]
     elif prefix:
         yield prefix, value
         return
@@ -107,6 +112,10 @@ def _leaves(value: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from _leaves(content, f"{prefix}.{key}" if prefix else str(key))
 
 
+def _field_names(cls: Any) -> list[str]:
+    return [field.name for field in fields(cls)]
+
+
 def _converter() -> Converter:
     """A strict converter: reads texts of the environment as the field's type, all else as it is."""
     from cattrs import Converter
@@ -114,13 +123,21 @@ def _converter() -> Converter:
     converter = Converter(detailed_validation=True, forbid_extra_keys=True)
     readers = {int: values.whole, float: values.number, bool: values.truth, str: values.text}
     for kind, read in readers.items():
-        converter.register_structure_hook(kind, lambda value, _, read=read: read(value))
-    for container in (tuple, list, set, frozenset):
-        converter.register_structure_hook_func(
-            lambda hint, container=container: get_origin(hint) is container,
-            lambda value, hint: _structure_items(converter, value, hint),
-        )
+        converter.register_structure_hook(kind, _reading(read))
+    converter.register_structure_hook_func(
+        _is_list, lambda value, hint: _structure_items(converter, value, hint)
+    )
     return converter
+
+
+def _reading(read: Callable[[object], Any]) -> Callable[[object, Any], Any]:
+    return lambda value, hint: read(value)
+
+
+def _is_list(hint: Any) -> bool:
+    arguments = get_args(hint)
+    alike = len(arguments) == 1 or arguments[1:] == (...,)
+    return alike and get_origin(hint) in (tuple, list, set, frozenset)
 
 
 def _structure_items(converter: Converter, value: object, hint: Any) -> Any:
@@ -139,8 +156,10 @@ def _structure_items(converter: Converter, value: object, hint: Any) -> Any:
     return get_origin(hint)(done)
 
 
-def _problems(group: Any, path: str, value: Any) -> Iterator[Problem]:
-    """Yield a problem for each leaf of the error that cattrs raised for ``value`` at ``path``."""
+def _problems(group: Any, path: str, value: Any, hint: Any) -> Iterator[Problem]:
+    """Yield a problem for each leaf of the error that cattrs raised for ``value``, of the type
+    ``hint``, at ``path``.
+    """
     from cattrs.errors import (
         AttributeValidationNote,
         ClassValidationError,
@@ -149,20 +168,18 @@ def _problems(group: Any, path: str, value: Any) -> Iterator[Problem]:
     )
 
     if isinstance(group, ClassValidationError) and not isinstance(value, Mapping):
-        yield Problem(key=path, value=value, message="must be a table of keys.")
+        yield Problem(key=path, value=_plain(value), message="must be a table of keys.")
         return
     if isinstance(group, ForbiddenExtraKeysError):
-        known = [field.name for field in fields(group.cl)]
+        known = _field_names(group.cl)
         for name in sorted(map(str, group.extra_fields)):
             yield _unknown(f"{path}.{name}", value.get(name), path, known)
         return
     if not isinstance(group, BaseExceptionGroup):
-        missing = isinstance(group, KeyError)
-        reason = "is required" if missing else str(group) or type(group).__name__
-        yield Problem(key=path, value=None if missing else _plain(value), message=f"{reason}.")
+        yield Problem(key=path, value=_plain(value), message=f"{_reason(group, hint)}.")
         return
     for error in group.exceptions:
-        below, inner = path, value
+        below, inner, of = path, value, hint
         for note in getattr(error, "__notes__", ()):
             step: Any = None
             if isinstance(note, AttributeValidationNote):
@@ -171,8 +188,25 @@ def _problems(group: Any, path: str, value: Any) -> Iterator[Problem]:
                 step = note.index
             if step is not None:
                 below = f"{path}.{step}"
-                inner = _below(value, step)
-        yield from _problems(error, below, inner)
+                inner, of = _below(value, step), note.type
+        yield from _problems(error, below, inner, of)
+
+
+def _reason(error: BaseException, hint: Any) -> str:
+    """Say what a value of type ``hint`` must be, where the error's own words are a program's."""
+    options = [option for option in get_args(hint) if option is not type(None)]
+    if get_origin(hint) in (Union, UnionType) and len(options) == 1:
+        return _reason(error, options[0])
+    if get_origin(hint) is Literal:
+        return f"must be one of {', '.join(map(str, options))}"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return f"must be one of {', '.join(str(member.value) for member in hint)}"
+    if isinstance(error, KeyError):
+        return "is required"
+    container = get_origin(hint)
+    if has(hint) or (isinstance(container, type) and issubclass(container, Mapping)):
+        return "must be a table of keys"
+    return str(error) or type(error).__name__
 
 
 def _below(value: Any, step: Any) -> Any:
@@ -201,10 +235,25 @@ def _refusals(settings: Any, path: str) -> Iterator[Problem]:
     """Yield a problem for each value outside the choices or bounds that its field declares."""
     for field in fields(type(settings)):
         value, key = getattr(settings, field.name), f"{path}.{field.name}"
-        if has(type(value)):
-            yield from _refusals(value, key)
-        elif reason := values.refusal(value, field.metadata):
-            yield Problem(key=key, value=value, message=f"{reason}.")
+        yield from _refusals_of(value, key, field.metadata)
+
+
+def _refusals_of(value: Any, key: str, metadata: Mapping[str, Any]) -> Iterator[Problem]:
+    if has(type(value)):
+        yield from _refusals(value, key)
+    elif reason := values.refusal(value, metadata):
+        yield Problem(key=key, value=value, message=f"{reason}.")
+
+
+def _refusals_beside(
+    converter: Converter, cls: Any, raw: object, path: str, problems: Sequence[Problem]
+) -> Iterator[Problem]:
+    """Yield the refusals of those fields that could be read although others could not."""
+    bad = {problem.key[len(path) + 1 :].partition(".")[0] for problem in problems}
+    for field in fields(resolve_types(cls)):
+        if isinstance(raw, Mapping) and field.name in raw and field.name not in bad:
+            value, key = converter.structure(raw[field.name], field.type), f"{path}.{field.name}"
+            yield from _refusals_of(value, key, field.metadata)
 
 
 def _with_origin(problem: Problem, origins: Mapping[str, str]) -> Problem:

@@ -72,7 +72,7 @@ def config_problems(
     for rule in (_capabilities, _types, _cache, _scheduling, _model, _parallel, _devices):
         for problem in rule(case):
             yield _with_origin(config, problem)
-    for problem in (*_plugin_names(config, registry), *_platform_problems(config, platform)):
+    for problem in (*_extensions(config, registry), *_platform_problems(config, platform)):
         yield _with_origin(config, problem)
 
 
@@ -122,7 +122,7 @@ def _one_of(case: Case, path: str, allowed: tuple[Any, ...], what: str) -> Itera
 
 def _types(case: Case) -> Iterator[Problem]:
     for path in ("dtype", "kv_cache_dtype"):
-        yield from _one_of(case, path, ("auto", *case.limits.dtypes)[1:], "type")
+        yield from _one_of(case, path, case.limits.dtypes, "type")
 
 
 def _cache(case: Case) -> Iterator[Problem]:
@@ -162,13 +162,13 @@ def _scheduling(case: Case) -> Iterator[Problem]:
             f"platform {case.platform.name!r} computes each prompt in one step.",
             "Leave it out.",
         )
-    if limits.async_scheduling is False and scheduler.async_scheduling:
-        if case.supports(Capability.ASYNC_SCHEDULING):
-            yield case.problem(
-                "async_scheduling",
-                f"platform {case.platform.name!r} cannot do it with this configuration.",
-                "Leave it out.",
-            )
+    able = limits.async_scheduling or not case.supports(Capability.ASYNC_SCHEDULING)
+    if scheduler.async_scheduling and not able:
+        yield case.problem(
+            "async_scheduling",
+            f"platform {case.platform.name!r} cannot do it with this configuration.",
+            "Leave it out.",
+        )
 
 
 def _chunks(case: Case, chunk: int | None, tokens: int | None) -> Iterator[Problem]:
@@ -263,16 +263,16 @@ def _devices(case: Case) -> Iterator[Problem]:
         )
 
 
-def _plugin_names(config: Config, registry: Registry) -> Iterator[Problem]:
-    known = sorted({plugin.name for plugin in registry.plugins})
-    for name in config.plugins.settings:
-        if name not in known:
-            paths = [path for path in config.origins if path.startswith(f"plugins.{name}.")]
-            installed = f"Installed are {', '.join(known) or 'none'}."
+def _extensions(config: Config, registry: Registry) -> Iterator[Problem]:
+    """The extensions that replace a class must be there; they are asked when workers start."""
+    for path in ("worker", "model_runner"):
+        name = get(config, path)
+        if name is not None and not registry.has("extension", name):
+            known = registry.names("extension")
+            listed = f"Installed are {', '.join(known)}." if known else "None is installed."
             yield Problem(
-                key=f"plugins.{name}",
-                value=config.plugins.settings[name],
-                message="no plugin of that name is installed.",
-                way_out=did_you_mean(name, known, installed),
-                origin=config.origins[paths[0]] if paths else "",
+                key=path,
+                value=name,
+                message="no extension of that name is installed.",
+                way_out=did_you_mean(name, known, listed),
             )

@@ -21,9 +21,9 @@ class Key:
     """One configuration key.
 
     ``path`` is its public name (``dtype``, ``plugins.disable``); ``section`` and ``name`` say where
-    it lives in :class:`Config`. ``type`` is str, int, float, bool, tuple (of texts) or dict (text to
-    text). ``optional`` keys are None until somebody decides. ``flag`` is None where only ``--set``
-    makes sense.
+    it lives in :class:`Config`. ``type`` is str, int, float, bool, tuple (of texts) or dict (of
+    texts). ``optional`` keys are None until somebody decides. ``flag`` is None where only
+    ``--set`` makes sense.
     """
 
     path: str
@@ -119,7 +119,9 @@ BY_PATH: Mapping[str, Key] = {key.path: key for key in KEYS}
 
 
 def find_key(path: str) -> Key | None:
-    """Return the core's key that ``path`` names, or whose entry it names (``plugins.provider.x``)."""
+    """Return the core's key that ``path`` is, or of which it is an entry (``plugins.provider.x``),
+    or None.
+    """
     found = BY_PATH.get(path)
     if found is None and path.count(".") >= 2:
         table = BY_PATH.get(path.rpartition(".")[0])

@@ -13,9 +13,16 @@ from typing import Any
 
 from attrs import frozen
 
-from hardpoint.config.keys import BY_PATH, PREFIX, find_key, is_plugin_key, place, unknown_key
-from hardpoint.config.keys import variable_of
-from hardpoint.config.problems import close, config_error, did_you_mean
+from hardpoint.config.keys import (
+    BY_PATH,
+    PREFIX,
+    find_key,
+    is_plugin_key,
+    place,
+    unknown_key,
+    variable_of,
+)
+from hardpoint.config.problems import close, config_error
 from hardpoint.config.schema import Config
 from hardpoint.config.values import Text, table, text
 from hardpoint.records import Problem
@@ -46,7 +53,7 @@ def load_config(
     sets: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Config:
-    """Return the configuration that the sources give together; called in the driver, once an engine.
+    """Return the configuration that the sources give together; called in the driver, for an engine.
 
     The strongest first: ``overrides`` (Python keywords), ``flags`` (key path -> value as the
     command line has it) and ``sets`` (``"KEY=VALUE"``); then ``HARDPOINT_<KEY>`` of ``environ``
@@ -138,7 +145,9 @@ def _from_environment(environ: Mapping[str, str], problems: list[Problem]) -> li
 
 def _unknown_variable(variable: str, content: str) -> Problem:
     known = [variable_of(path) for path in BY_PATH] + [CONFIG_VARIABLE, DISABLE_VARIABLE]
-    way_out = did_you_mean(variable.upper(), known, "Unset it, or `hardpoint doctor` lists all.")
+    near = close(variable.upper()[len(PREFIX) :], [name[len(PREFIX) :] for name in known])
+    names = " or ".join(PREFIX + name for name in near)
+    way_out = f"Did you mean {names}?" if near else "Unset it; `hardpoint doctor` lists all keys."
     return Problem(
         key=variable, value=content, message="is not a variable of Hardpoint.", way_out=way_out
     )
@@ -185,8 +194,9 @@ def _entries(setting: Setting, problems: list[Problem]) -> Iterator[tuple[str, A
     try:
         if key is None and is_plugin_key(setting.path):
             if isinstance(setting.value, Mapping) and setting.value:
-                raise ValueError(f"is nested more than {MAX_DEPTH} deep")
-            yield setting.path, setting.value
+                problems.append(_wrong_value(setting, f"is nested more than {MAX_DEPTH} deep"))
+            else:
+                yield setting.path, setting.value
         elif key is None:
             problems.append(unknown_key(setting.path, setting.value, setting.origin))
         elif key.path != setting.path:

@@ -17,6 +17,7 @@ from hardpoint.config.keys import KEYS, find_key, get, is_plugin_key, replace
 from hardpoint.config.problems import config_error, did_you_mean
 from hardpoint.config.schema import Config
 from hardpoint.errors import ConfigError, PluginConflictError, PluginError
+from hardpoint.records import Problem
 from hardpoint.settings import settings_leaves
 
 if TYPE_CHECKING:
@@ -25,43 +26,93 @@ if TYPE_CHECKING:
     from hardpoint.records import Change
     from hardpoint.registry import Registry
 
-CONSUMED = ("platform", "model", "load_format", "plugins.disable", "plugins.strict")
+CONSUMED = (
+    "platform",
+    "model",
+    "load_format",
+    "plugins.disable",
+    "plugins.strict",
+    "plugins.provider",
+)
 """Keys that had their effect before plugins are asked for changes."""
 
 
 def configure(config: Config, registry: Registry, platform: Platform) -> Config:
     """Return ``config`` with the changes that the selected platform and enabled extensions ask for.
 
-    Called once, after ``config.description`` was read and before defaults are filled. The selected
-    platform's settings are put in place of its raw keys. Raises PluginError naming the plugin for a
-    change of what the user set, of a key that had its effect already, with a wrong ``old`` or an
-    impossible ``new``; PluginConflictError where two plugins want one key otherwise.
+    Called once, after ``config.description`` was read and before defaults are filled. All are asked
+    with the same configuration, in which the settings of plugins in use are structured
+    (:func:`structure_plugins`). Raises PluginError naming the plugin for a change of what the user
+    set, of a key that had its effect already, with a wrong ``old`` or an impossible ``new``;
+    PluginConflictError where two plugins want one key otherwise.
     """
-    if platform.settings is not None:
-        settings = {**config.plugins.settings, platform.name: platform.settings}
-        config = evolve(config, plugins=evolve(config.plugins, settings=settings))
+    config = structure_plugins(config, registry)
     owners: dict[str, tuple[str, Change]] = {}
     result = config
-    for plugin, changes in registry.configure(config, platform):
-        for change in changes:
-            _check_change(config, platform, plugin, change)
-            rival, other = owners.setdefault(change.key, (plugin, change))
-            if other.new != change.new:
-                raise PluginConflictError(
-                    f"plugin {rival!r} sets {change.key} = {other.new!r} ({other.reason}) and plugin "
-                    f"{plugin!r} sets it to {change.new!r} ({change.reason}). Set {change.key} "
-                    f"yourself, or name one of them in plugins.disable."
-                )
-            result = _apply(result, plugin, change)
+    for plugin, change in registry.configure(config, platform):
+        _check_change(config, platform, plugin, change)
+        rival, other = owners.setdefault(change.key, (plugin, change))
+        if other.new != change.new:
+            raise PluginConflictError(
+                f"plugin {rival!r} sets {change.key} = {other.new!r} ({other.reason}) and plugin "
+                f"{plugin!r} sets it to {change.new!r} ({change.reason}). Set {change.key} "
+                "yourself, or name one of them in plugins.disable."
+            )
+        result = _apply(result, plugin, change)
     return result
+
+
+def structure_plugins(config: Config, registry: Registry) -> Config:
+    """Return ``config`` with the settings of every plugin in use in place of its raw keys.
+
+    Called by :func:`configure`, and by whoever puts another plugin in use afterwards (an executor).
+    Raises ConfigError with every wrong key of all of them, and PluginConflictError if a platform
+    and an executor of one name declare different settings.
+    """
+    problems: list[Problem] = []
+    settings: dict[str, Any] = {}
+    for plugin in registry.resolved():
+        try:
+            found = registry.settings(plugin.kind, plugin.name)
+        except ConfigError as error:
+            problems += error.problems or [_nameless(error, plugin.name)]
+            continue
+        if found is None:
+            continue
+        rival = settings.setdefault(plugin.name, found)
+        if type(rival) is not type(found):
+            raise PluginConflictError(
+                f"two plugins named {plugin.name!r} declare different settings, "
+                f"{type(rival).__qualname__} and {type(found).__qualname__}; plugins.{plugin.name} can be read as one of them only"
+            )
+    if problems:
+        raise config_error([evolve(each, origin=_origin_of(config, each)) for each in problems])
+    kept = {
+        name: config.plugins.settings[name]
+        for name, found in settings.items()
+        if type(config.plugins.settings.get(name)) is type(found)
+    }
+    merged = {**config.plugins.settings, **settings, **kept}
+    return evolve(config, plugins=evolve(config.plugins, settings=merged))
+
+
+def _nameless(error: ConfigError, name: str) -> Problem:
+    return Problem(key=f"plugins.{name}", value=None, message=str(error))
+
+
+def _origin_of(config: Config, problem: Problem) -> str:
+    return problem.origin or config.origins.get(problem.key, "")
 
 
 def _check_change(config: Config, platform: Platform, plugin: str, change: Change) -> None:
     wish = f"plugin {plugin!r} wants {change.key} = {change.new!r} ({change.reason})"
-    if find_key(change.key) is None and not is_plugin_key(change.key):
+    key = find_key(change.key)
+    if key is None and not is_plugin_key(change.key):
         near = did_you_mean(change.key, [key.path for key in KEYS])
         raise PluginError(f"{wish}, which is not a configuration key. {near}".rstrip())
-    if change.key in CONSUMED or change.key.startswith(f"plugins.{platform.name}."):
+    if (key is not None and key.path in CONSUMED) or change.key.startswith(
+        f"plugins.{platform.name}."
+    ):
         raise PluginError(f"{wish}, but that key has had its effect before plugins are asked")
     current = get(config, change.key)
     if config.is_explicit(change.key) and change.new != current:
@@ -103,9 +154,11 @@ def _defaults(config: Config, platform: Platform) -> Iterator[tuple[str, Any]]:
         yield "kv_cache_dtype", dtype
     if cache.block_size is None:
         yield "block_size", limits.block_sizes[0]
-    if platform.support(Capability.PREFIX_CACHING) is not Support.YES:
-        if cache.enable_prefix_caching and not config.is_explicit("enable_prefix_caching"):
-            yield "enable_prefix_caching", False
+    prefixes = platform.support(Capability.PREFIX_CACHING) is Support.YES
+    if cache.enable_prefix_caching and not (
+        prefixes or config.is_explicit("enable_prefix_caching")
+    ):
+        yield "enable_prefix_caching", False
     seqs = scheduler.max_num_seqs
     if seqs is None:
         seqs = _at_most(limits.default_max_num_seqs, limits.max_num_seqs)
@@ -152,7 +205,7 @@ def check(
 
 
 def effective(config: Config) -> Sequence[tuple[str, Any, str]]:
-    """Return (path, value, origin) of every key, plugins' own included; for ``hardpoint doctor``."""
+    """Return (path, value, origin) of every key, plugins' own included. Called by the doctor."""
     paths: dict[str, Any] = {key.path: get(config, key.path) for key in KEYS}
     for name, settings in config.plugins.settings.items():
         paths.update(settings_leaves(settings, name))

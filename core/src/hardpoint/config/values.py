@@ -28,16 +28,14 @@ class Text(str):
 
 
 def whole(value: object) -> int:
-    """Return ``value`` as an int; anything with ``__index__`` but bool counts. Raises ValueError."""
+    """Return ``value`` as an int; what has ``__index__`` counts, but bool. Raises ValueError."""
+    given: Any = value
     try:
-        if isinstance(value, Text):
-            result = int(value)
-        elif isinstance(value, bool):
-            raise TypeError
-        else:
-            result = operator.index(value)  # type: ignore[arg-type]
+        result = int(given) if isinstance(given, Text) else operator.index(given)
     except (TypeError, ValueError):
         raise ValueError("must be a whole number") from None
+    if isinstance(value, bool):
+        raise ValueError("must be a whole number")  # noqa: TRY004 - one error for all that is wrong
     if abs(result) > LARGEST:
         raise ValueError(f"must be a whole number of at most {LARGEST}")
     return result
@@ -45,11 +43,11 @@ def whole(value: object) -> int:
 
 def number(value: object) -> float:
     """Return ``value`` as a finite float. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Text):
+        raise ValueError("must be a number")  # noqa: TRY004 - one error for all that is wrong
     try:
-        if isinstance(value, bool) or not isinstance(value, int | float | Text):
-            raise TypeError
         result = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (ValueError, OverflowError):
         raise ValueError("must be a number") from None
     if not math.isfinite(result):
         raise ValueError("must be a finite number")
