@@ -19,6 +19,16 @@ class HardpointError(Exception):
 
     exit_code: int = 1
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Rebuilt from its text and attributes: constructors here take more than the text.
+        return (_rebuild, (type(self), self.args), self.__dict__)
+
+
+def _rebuild(kind: type[BaseException], args: tuple[object, ...]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    return error
+
 
 class ConfigError(HardpointError):
     """The configuration cannot be honoured; ``problems`` lists everything wrong with it at once."""
@@ -88,15 +98,6 @@ class UnsupportedError(HardpointError):
         self.capability = capability
         self.plugin = plugin
         self.reason = reason
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild_unsupported, (self.capability, self.plugin, self.reason, str(self)))
-
-
-def _rebuild_unsupported(capability: str, plugin: str, reason: str, text: str) -> UnsupportedError:
-    error = UnsupportedError(capability, plugin, reason=reason)
-    error.args = (text,)
-    return error
 
 
 class LifecycleError(HardpointError):

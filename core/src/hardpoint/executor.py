@@ -13,12 +13,15 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from attrs import evolve
 
-from hardpoint.errors import CallTimeoutError, ExecutorFailedError, HardpointError
+from hardpoint.errors import ExecutorFailedError, LifecycleError
 from hardpoint.rpc.calls import Call, CallTable, Gather
+from hardpoint.rpc.deadlines import Deadlines
 from hardpoint.worker_calls import WorkerCalls
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 HEALTH_TIMEOUT = 10.0
 SHUTDOWN_TIMEOUT = 10.0
+INTERRUPT_TIMEOUT = 0.5
+"""Seconds for an orderly end when a start is interrupted (Ctrl-C): the prompt is awaited."""
 
 
 class Executor(WorkerCalls):
@@ -62,6 +67,7 @@ class Executor(WorkerCalls):
         self.generation = 0
         self.logger = logging.getLogger(f"hardpoint.executor.{type(self).__name__}")
         self.calls = CallTable()
+        self._deadlines = Deadlines(self.calls.expire)
         self.load_reports: tuple[LoadReport, ...] = ()
         self._failure: BaseException | None = None
         self._failure_callbacks: list[Callable[[BaseException], None]] = []
@@ -82,8 +88,11 @@ class Executor(WorkerCalls):
             executor.start_workers()
             executor.collective_rpc("init_device")
             executor.load_reports = tuple(executor.collective_rpc("load_model"))
-        except BaseException:
+        except Exception:
             executor.shutdown()
+            raise
+        except BaseException:
+            executor.shutdown(INTERRUPT_TIMEOUT)
             raise
         return executor
 
@@ -137,6 +146,12 @@ class Executor(WorkerCalls):
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
         self._require_alive()
+        if not non_block and self.called_from_worker():
+            raise LifecycleError(
+                "a blocking call from the worker's own thread would wait for itself for ever; use "
+                "non_block=True there"
+            )
+        deadline = None if timeout is None else time.monotonic() + timeout
         call = Call(
             call_id=self.calls.next_id(),
             generation=self.generation,
@@ -144,7 +159,8 @@ class Executor(WorkerCalls):
             args=tuple(args),
             kwargs=dict(kwargs or {}),
             reply_rank=reply_rank,
-            deadline=None if timeout is None else time.monotonic() + timeout,
+            timeout=timeout,
+            deadline=deadline,
         )
         gather = self.calls.open(call, self.world_size)
         try:
@@ -152,11 +168,11 @@ class Executor(WorkerCalls):
         except BaseException:
             self.calls.forget(call.call_id)
             raise
-        if non_block:
-            if timeout is not None:
-                gather.expire_in(timeout, self.calls)
-            return gather.future
-        return self._await(gather, timeout)
+        if not non_block:
+            return self._await(gather, deadline)
+        if deadline is not None:
+            self._deadlines.add(deadline, call.call_id)
+        return gather.future
 
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
         """Run one step; return its ModelRunnerOutput, or a StepTicket if it defers sampling; never
@@ -165,15 +181,21 @@ class Executor(WorkerCalls):
         With ``non_block`` return a Future of that. A worker's error is raised, never encoded in the
         output.
         """
-        message = evolve(scheduler_output, generation=self.generation)
+        self.sleep_state.require_awake("execute_model")
+        if scheduler_output.generation != self.generation:
+            scheduler_output = evolve(scheduler_output, generation=self.generation)
         return self.collective_rpc(
-            "execute_model", args=(message,), non_block=non_block, reply_rank=self.output_rank
+            "execute_model",
+            args=(scheduler_output,),
+            non_block=non_block,
+            reply_rank=self.output_rank,
         )
 
     def sample_tokens(
         self, ticket: StepTicket, grammar: GrammarOutput | None = None, non_block: bool = False
     ) -> Any:
         """Finish the step of ``ticket``; return its ModelRunnerOutput (or a Future of it)."""
+        self.sleep_state.require_awake("sample_tokens")
         return self.collective_rpc(
             "sample_tokens",
             args=(ticket, grammar),
@@ -221,8 +243,11 @@ class Executor(WorkerCalls):
             if self._closed:
                 return
             self._closed = True
-        self.stop_workers(time.monotonic() + timeout)
-        self.calls.fail_all(ExecutorFailedError("the executor was shut down"))
+        try:
+            self.stop_workers(time.monotonic() + timeout)
+        finally:
+            self._deadlines.close()
+            self.calls.fail_all(ExecutorFailedError("the executor was shut down"))
 
     def __enter__(self) -> Self:
         return self
@@ -260,6 +285,12 @@ class Executor(WorkerCalls):
         not raise.
         """
 
+    def called_from_worker(self) -> bool:
+        """Whether the calling thread is the one that serves this executor's calls (only in a
+        backend that works in the driver's process).
+        """
+        return False
+
     def fail(self, error: BaseException) -> None:
         """Declare the executor failed for good, by the first error; called by backends, from any
         thread, any number.
@@ -270,10 +301,13 @@ class Executor(WorkerCalls):
             self._failure = error
             callbacks, self._failure_callbacks = self._failure_callbacks, []
         self.calls.fail_all(error)
-        self.registry.announce("hardpoint_executor_failed", executor=self, error=error)
-        for callback in callbacks:
+        self._deadlines.close()
+        tell = partial(
+            self.registry.announce, "hardpoint_executor_failed", executor=self, error=error
+        )
+        for told in (tell, *(partial(callback, error) for callback in callbacks)):
             try:
-                callback(error)
+                told()
             except Exception:
                 self.logger.exception("a failure callback raised")
 
@@ -290,14 +324,9 @@ class Executor(WorkerCalls):
                 f"the executor has failed: {self._failure}"
             ) from self._failure
 
-    def _await(self, gather: Gather, timeout: float | None) -> Any:
-        try:
-            return gather.future.result(timeout)
-        except HardpointError:
-            raise
-        except TimeoutError:
-            self.calls.expire(gather.call.call_id)
-            name = gather.call.name
-            raise CallTimeoutError(
-                f"{name!r} was not answered by every worker within {timeout} s"
-            ) from None
+    def _await(self, gather: Gather, deadline: float | None) -> Any:
+        if deadline is not None:
+            done, _ = wait([gather.future], max(0.0, deadline - time.monotonic()))
+            if not done:
+                self.calls.expire(gather.call.call_id)
+        return gather.future.result()  # if the answer came at the last moment, it is the answer

@@ -59,7 +59,7 @@ class Platform(ABC):
     silent_after: ClassVar[float] = 60.0
     """Seconds for which a healthy worker may be silent because a compiler holds the interpreter."""
 
-    exclusive: ClassVar[bool] = False
+    exclusive: bool = False
     """Whether the runtime below allows only one engine of this platform in a process."""
 
     support_level: ClassVar[str] = "L0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
-from hardpoint.errors import HardpointError, LifecycleError
+from hardpoint.errors import LifecycleError
 
 TAGS = ("weights", "kv_cache")
 LEVELS = (1, 2)
@@ -84,8 +84,8 @@ class SleepState:
             raise ValueError(f"sleep level must be one of {LEVELS}, not {level!r}")
 
     def slept(self, level: int) -> None:
-        """Everything sleeps now; level 2 has dropped the weights."""
-        self._dropped_weights = level == 2
+        """Everything sleeps now; level 2 has dropped the weights (dropped ones stay so)."""
+        self._dropped_weights |= level == 2
         self._state = dict.fromkeys(TAGS, Residency.ASLEEP)
 
     def discarded(self, tags: Iterable[str]) -> None:
@@ -100,14 +100,26 @@ class SleepState:
             undefined = tag == "weights" and self._dropped_weights
             self._state[tag] = Residency.WEIGHTS_UNDEFINED if undefined else Residency.AWAKE
 
+    def begin_reload(self) -> None:
+        """Weights are about to be overwritten, so they are undefined until :meth:`reloaded`; raise
+        SleepStateError if they are not in memory.
+        """
+        state = self._state["weights"]
+        if state in (Residency.ASLEEP, Residency.PARTIAL):
+            raise SleepStateError(
+                f"reload_weights needs weights in memory, they are {state.value}: "
+                f"wake_up(tags=['weights']) first"
+            )
+        self._dropped_weights = True
+        self._state["weights"] = Residency.WEIGHTS_UNDEFINED
+
     def reloaded(self) -> None:
         """All weights were loaded again."""
-        if self._state["weights"] is Residency.ASLEEP:
-            raise HardpointError("weights were reloaded while asleep")
         self._dropped_weights = False
         self._state["weights"] = Residency.AWAKE
 
-    def partial(self, tags: Iterable[str]) -> None:
-        """A call failed on some rank; these tags may differ over ranks."""
+    def partial(self, tags: Iterable[str], *, weights_dropped: bool = False) -> None:
+        """A change of these tags has begun or failed: they may differ over ranks."""
+        self._dropped_weights |= weights_dropped
         for tag in tags:
             self._state[tag] = Residency.PARTIAL

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from hardpoint.capabilities import Capability
 from hardpoint.errors import ConfigError, HardpointError
+from hardpoint.records import Problem
 from hardpoint.sleep import SleepState, check_tags
 
 if TYPE_CHECKING:
     from hardpoint.adapters import LoRARequest, PromptAdapterRequest
+    from hardpoint.aggregation import ECOutputAggregator, KVOutputAggregator
     from hardpoint.config import Config
     from hardpoint.kv_cache import KVCacheConfig, KVCacheSpec
     from hardpoint.messages import DraftTokenIds
@@ -38,8 +40,9 @@ class WorkerCalls(ABC):
 
     def __init__(self) -> None:
         self.sleep_state = SleepState()
-        self.kv_output_aggregator = None
-        self.ec_output_aggregator = None
+        self.kv_output_aggregator: KVOutputAggregator | None = None
+        self.ec_output_aggregator: ECOutputAggregator | None = None
+        self.warm_up_report: WarmUpReport | None = None
         self._tasks: tuple[str, ...] | None = None
 
     @abstractmethod
@@ -54,6 +57,16 @@ class WorkerCalls(ABC):
         reply_rank: int | None = None,
     ) -> Any:
         """Call every worker; see :meth:`hardpoint.executor.Executor.collective_rpc`."""
+
+    @property
+    @abstractmethod
+    def world_size(self) -> int:
+        """How many workers there are."""
+
+    @property
+    @abstractmethod
+    def output_rank(self) -> int:
+        """The rank whose step results count."""
 
     def _agreed(self, method: str, *args: Any) -> Any:
         answers = self.collective_rpc(method, args=args)
@@ -92,12 +105,17 @@ class WorkerCalls(ABC):
         """
         available = self.determine_available_memory()
         sizes: list[int] = self.collective_rpc("get_cache_block_size_bytes")
-        return min(
+        fitting = [
             max(0, room // size) for room, size in zip(available, sizes, strict=True) if size
-        ), 0
+        ]
+        return min(fitting, default=0), 0  # no rank has attention: no blocks
 
     def initialize_from_config(self, kv_cache_configs: Sequence[KVCacheConfig]) -> None:
         """Give each rank its own KV cache plan (index = rank); all have as many blocks."""
+        if len(kv_cache_configs) != self.world_size:
+            raise ConfigError(
+                f"{len(kv_cache_configs)} KV cache plans for {self.world_size} workers"
+            )
         if len({plan.num_blocks for plan in kv_cache_configs}) != 1:
             raise ConfigError(
                 f"ranks would differ in KV blocks: {[plan.num_blocks for plan in kv_cache_configs]}"
@@ -107,21 +125,31 @@ class WorkerCalls(ABC):
     def compile_or_warm_up_model(self) -> WarmUpReport:
         """Warm every rank up; return the slowest's report."""
         reports: list[WarmUpReport] = self.collective_rpc("compile_or_warm_up_model")
-        return max(reports, key=lambda report: report.language_s + report.encoder_s)
+        slowest = max(reports, key=lambda report: report.language_s + report.encoder_s)
+        self.warm_up_report = slowest
+        return slowest
 
     def initialize_cache(self, kv_cache_configs: Sequence[KVCacheConfig]) -> WarmUpReport:
-        """Allocate the caches and warm up; log how many requests of full length fit at once."""
+        """Allocate the caches and warm up; log how many requests of full length fit at once.
+
+        Raises ConfigError if not even one fits.
+        """
         plan = kv_cache_configs[0]
-        tokens = (plan.num_blocks - 1) * plan.block_size
+        reserved = self.platform.limits(self.config).reserved_blocks
+        tokens = max(0, plan.num_blocks - reserved) * plan.block_size
         length = self.config.model.max_model_len
         if length is not None:
             if tokens < length:
-                raise ConfigError(
-                    f"the KV cache holds {tokens} tokens, fewer than max_model_len = {length}"
+                problem = Problem(
+                    key="max_model_len",
+                    value=length,
+                    message=f"the KV cache of {plan.num_blocks} blocks holds {tokens} tokens",
+                    way_out="Lower it, or give the KV cache more blocks or memory.",
                 )
+                raise ConfigError(str(problem), problems=(problem,))
             self.logger.info(
-                "KV cache: %d blocks, %d tokens, %.2f requests of %d tokens at once",
-                plan.num_blocks, tokens, tokens / length, length,
+                "KV cache on %s: %d blocks, %d tokens, %.2f requests of %d tokens at once",
+                self.platform.name, plan.num_blocks, tokens, tokens / length, length,
             )  # fmt: skip
         self.initialize_from_config(kv_cache_configs)
         return self.compile_or_warm_up_model()
@@ -160,6 +188,7 @@ class WorkerCalls(ABC):
     def reload_weights(self, path: str | None = None) -> list[LoadReport]:
         """Load all weights again, in place."""
         self.platform.require(Capability.WEIGHT_RELOAD)
+        self.sleep_state.begin_reload()
         reports: list[LoadReport] = self.collective_rpc("reload_weights", args=(path,))
         self.sleep_state.reloaded()
         return reports
@@ -188,11 +217,6 @@ class WorkerCalls(ABC):
             "take_draft_token_ids", reply_rank=self.output_rank
         )
         return drafts
-
-    @property
-    @abstractmethod
-    def output_rank(self) -> int:
-        """The rank whose step results count."""
 
     def stop_remote_worker_execution_loop(self) -> None:  # noqa: B027 - a default, not a slot
         """Do nothing: no executor here keeps workers in a resident loop (the older API's mixin
@@ -286,7 +310,7 @@ class WorkerCalls(ABC):
         if self.is_sleeping:
             self.logger.warning("already asleep: %s", ", ".join(sorted(self.sleeping_tags)))
             return []
-        reports = self._change_residency("sleep", check_tags(None), level)
+        reports = self._move("sleep", check_tags(None), level, weights_dropped=level == 2)
         self.sleep_state.slept(level)
         return reports
 
@@ -299,7 +323,7 @@ class WorkerCalls(ABC):
         if not chosen:
             self.logger.warning("nothing to wake: %s not asleep", ", ".join(check_tags(tags)))
             return []
-        reports = self._change_residency("wake_up", chosen, chosen)
+        reports = self._move("wake_up", chosen, chosen)
         self.sleep_state.woke(chosen)
         return reports
 
@@ -307,14 +331,14 @@ class WorkerCalls(ABC):
         """Free tags without a backup."""
         self.platform.require(Capability.SLEEP)
         chosen = check_tags(tags)
-        reports = self._change_residency("discard", chosen, chosen)
+        reports = self._move("discard", chosen, chosen, weights_dropped="weights" in chosen)
         self.sleep_state.discarded(chosen)
         return reports
 
-    def _change_residency(self, method: str, tags: Sequence[str], *args: Any) -> list[SleepReport]:
-        try:
-            reports: list[SleepReport] = self.collective_rpc(method, args=args)
-        except HardpointError:
-            self.sleep_state.partial(tags)
-            raise
+    def _move(
+        self, method: str, tags: Sequence[str], *args: Any, weights_dropped: bool = False
+    ) -> list[SleepReport]:
+        # Until every rank has answered, nobody knows what is resident where.
+        self.sleep_state.partial(tags, weights_dropped=weights_dropped)
+        reports: list[SleepReport] = self.collective_rpc(method, args=args)
         return reports

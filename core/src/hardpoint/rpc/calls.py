@@ -15,13 +15,17 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from hardpoint.errors import CallTimeoutError, RemoteError
+from hardpoint.errors import CallTimeoutError, EncodingError, ExecutorFailedError
+from hardpoint.rpc import codec
+from hardpoint.rpc.failures import RemoteFailure
+
+__all__ = ["Call", "CallTable", "Gather", "PackedCall", "RemoteFailure", "Reply"]
 
 
 @frozen(kw_only=True)
 class Call:
-    """One call to every worker. ``deadline`` is monotonic seconds or None; ``reply_rank`` None
-    means all values.
+    """One call to every worker. ``timeout`` is seconds and ``deadline`` the monotonic second at
+    which it ends, or None; ``reply_rank`` None means all values.
     """
 
     call_id: int
@@ -30,6 +34,7 @@ class Call:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(factory=dict)
     reply_rank: int | None = None
+    timeout: float | None = None
     deadline: float | None = None
 
     @property
@@ -38,41 +43,39 @@ class Call:
         method = self.method
         return method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
 
+    def pack(self) -> PackedCall:
+        """Return the call as it travels within a process; raise EncodingError for what cannot."""
+        name = self.name
+        return PackedCall(
+            call_id=self.call_id,
+            generation=self.generation,
+            name=name,
+            body=codec.pack_arguments(self.method, self.args, self.kwargs, name),
+            reply_rank=self.reply_rank,
+        )
+
 
 @frozen(kw_only=True)
-class RemoteFailure:
-    """An exception as it travels: its qualified type, text, traceback and, if it could be encoded,
-    itself.
-    """
+class PackedCall:
+    """A call on its way; ``body`` unpacks to (method, args, kwargs)."""
 
-    type_name: str
-    message: str
-    traceback: str
-    exception: BaseException | None = None
-
-    def raised_by(self, rank: int, method: str) -> RemoteError:
-        """Build the error that the caller sees, with the original exception as ``__cause__``."""
-        error = RemoteError(
-            f"worker rank {rank} raised {self.type_name} in {method!r}: {self.message}\n"
-            f"--- traceback on rank {rank} ---\n{self.traceback}",
-            rank=rank,
-            type_name=self.type_name,
-            remote_traceback=self.traceback,
-        )
-        error.__cause__ = self.exception
-        return error
+    call_id: int
+    generation: int
+    name: str
+    body: codec.Parcel
+    reply_rank: int | None = None
 
 
 @frozen(kw_only=True)
 class Reply:
-    """One rank's acknowledgement of one call: a value (None where it was not asked for one) or a
-    failure.
+    """One rank's acknowledgement of one call: a packed value (None where it was not asked for one)
+    or a failure.
     """
 
     call_id: int
     rank: int
     generation: int
-    value: Any = None
+    value: codec.Parcel | None = None
     failure: RemoteFailure | None = None
 
 
@@ -84,37 +87,61 @@ class Gather:
     world_size: int
     future: Future[Any] = field(factory=Future)
     acknowledged: set[int] = field(factory=set)
+    """Ranks that have replied; guarded by the table's lock."""
     values: dict[int, Any] = field(factory=dict)
+    expired: bool = False
+    _ended: bool = False
+    _begun: bool = False
+    _lock: threading.Lock = field(factory=threading.Lock)
 
-    def expire_in(self, seconds: float, table: CallTable) -> None:
-        """Fail the future with CallTimeoutError unless it is done in ``seconds``."""
-        timer = threading.Timer(seconds, table.expire, (self.call.call_id,))
-        timer.daemon = True
-        timer.start()
-        self.future.add_done_callback(lambda _: timer.cancel())
+    def begin(self) -> bool:
+        """Note that a worker starts on the call, from when it cannot be cancelled; False if it was
+        cancelled.
+        """
+        with self._lock:
+            if self._ended or self._begun:
+                return not self.future.cancelled()
+            self._begun = True
+            return self.future.set_running_or_notify_cancel()
 
     def take(self, reply: Reply) -> None:
-        """Note one rank's answer; the first error, or the last answer, completes the future."""
-        if reply.rank in self.acknowledged:
-            return
-        self.acknowledged.add(reply.rank)
+        """Use one rank's answer; the first error, or the last answer, completes the future."""
+        name = self.call.name
         if reply.failure is not None:
-            self.finish(error=reply.failure.raised_by(reply.rank, self.call.name))
+            self.finish(error=reply.failure.raised_by(reply.rank, name))
             return
-        self.values[reply.rank] = reply.value
-        if len(self.values) == self.world_size:
+        try:
+            parcel = reply.value
+            value = None if parcel is None else codec.unpack(parcel, f"result of {name!r}")
+        except EncodingError as error:
+            self.finish(error=error)
+            return
+        with self._lock:
+            self.values[reply.rank] = value
+            complete = len(self.values) == self.world_size
+        if complete:
             rank = self.call.reply_rank
-            in_order = [self.values[index] for index in range(self.world_size)]
-            self.finish(value=in_order if rank is None else in_order[rank])
+            if rank is None:
+                self.finish(value=[self.values[index] for index in range(self.world_size)])
+            else:
+                self.finish(value=self.values[rank])
 
     def finish(self, value: Any = None, error: BaseException | None = None) -> None:
         """Complete the future, unless it was cancelled or is complete already."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            if not self._begun:
+                self._begun = True
+                if not self.future.set_running_or_notify_cancel():
+                    return
         try:
             if error is None:
                 self.future.set_result(value)
             else:
                 self.future.set_exception(error)
-        except InvalidStateError:
+        except InvalidStateError:  # a caller completed its own future: that is its affair
             return
 
 
@@ -127,16 +154,24 @@ class CallTable:
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[int, Gather] = {}
+        self._closed: BaseException | None = None
         self.late_replies = 0
+        """Replies that answered nobody: late, doubled, or of another generation."""
 
     def next_id(self) -> int:
         """Return an id never given before."""
         return next(self._ids)
 
     def open(self, call: Call, world_size: int) -> Gather:
-        """Await ``world_size`` acknowledgements of ``call``."""
+        """Await ``world_size`` acknowledgements of ``call``; raise ExecutorFailedError once all
+        calls were failed.
+        """
         gather = Gather(call, world_size)
         with self._lock:
+            if self._closed is not None:
+                raise ExecutorFailedError(
+                    f"{call.name!r} was not sent: {self._closed}"
+                ) from self._closed
             self._open[call.call_id] = gather
         return gather
 
@@ -144,6 +179,17 @@ class CallTable:
         """Drop a call that was never sent."""
         with self._lock:
             self._open.pop(call_id, None)
+
+    def begin(self, call_id: int) -> bool:
+        """Note that a worker starts on a call; False, and the call is dropped, if nobody wants it
+        any more: it was cancelled, or failed with all others.
+        """
+        with self._lock:
+            gather = self._open.get(call_id)
+        if gather is not None and gather.begin():
+            return True
+        self.forget(call_id)
+        return False
 
     def deliver(self, reply: Reply) -> None:
         """Give one rank's reply to its call. Replies to finished, unknown or other-generation calls
@@ -154,9 +200,14 @@ class CallTable:
             if gather is None or gather.call.generation != reply.generation:
                 self.late_replies += 1
                 return
-            if gather.future.done():
+            known = gather.acknowledged
+            if reply.rank in known or not 0 <= reply.rank < gather.world_size:
                 self.late_replies += 1
-            if len(gather.acknowledged | {reply.rank}) == gather.world_size:
+                return
+            if gather.expired:
+                self.late_replies += 1
+            known.add(reply.rank)
+            if len(known) == gather.world_size:
                 del self._open[reply.call_id]
         gather.take(reply)
 
@@ -166,17 +217,25 @@ class CallTable:
         """
         with self._lock:
             gather = self._open.get(call_id)
+            if gather is not None:
+                gather.expired = not gather.future.done()
+                missing = sorted(set(range(gather.world_size)) - gather.acknowledged)
         if gather is not None:
-            missing = [rank for rank in range(gather.world_size) if rank not in gather.acknowledged]
+            call = gather.call
+            within = "in time" if call.timeout is None else f"within {call.timeout:g} s"
             gather.finish(
                 error=CallTimeoutError(
-                    f"{gather.call.name!r} was not answered in time by ranks {missing}"
+                    f"{call.name!r} was not answered {within} by ranks {missing}; it may still "
+                    f"run there, its late answer will be dropped"
                 )
             )
 
     def fail_all(self, error: BaseException) -> None:
-        """End every open call with ``error`` (the executor failed or was shut down)."""
+        """End every open call with ``error`` and open no more (the executor failed or was shut
+        down).
+        """
         with self._lock:
+            self._closed = self._closed or error
             gathers = list(self._open.values())
             self._open.clear()
         for gather in gathers:

@@ -1,1 +1,1 @@
-"""The in-process executor for Hardpoint"""
+"""The ``uni`` executor: one worker on one dedicated thread of the driver's process."""

@@ -1,0 +1,204 @@
+"""What crosses to and from a worker, as bytes: the only module that names a pickler.
+
+Local channels only: the bytes never come from a network. What is immutable and known (numbers,
+text, the frozen step messages) is carried by reference where driver and worker share a process.
+Everything else is copied, so that an in-process worker shares no mutable state with the driver and
+a value has the same fate on every local channel.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+from attrs import frozen
+
+from hardpoint.errors import EncodingError
+from hardpoint.messages import (
+    DraftTokenIds,
+    GrammarOutput,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    StepTicket,
+)
+
+PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+"""Immutable values of these exact types need no copy."""
+
+STEP_MESSAGES = frozenset(
+    {SchedulerOutput, ModelRunnerOutput, StepTicket, GrammarOutput, DraftTokenIds}
+)
+"""The frozen messages of a step: never copied within a process, they are the hot path."""
+
+_CARRIED = PLAIN | STEP_MESSAGES
+_MOST_ITEMS = 64
+_DEEPEST = 40
+
+
+@frozen
+class Carried:
+    """An immutable value on its way within one process, by reference."""
+
+    value: Any
+
+
+Parcel = bytes | Carried
+
+
+def encode(value: object, where: str) -> bytes:
+    """Encode any value, functions included. Called by whoever sends.
+
+    Raises EncodingError naming the path to what cannot be encoded; ``where`` begins that path.
+    """
+    try:
+        data: bytes = cloudpickle.dumps(value, protocol=5)
+    except Exception as error:
+        path, offender = _find_offender(value, where)
+        raise EncodingError(
+            f"{path} cannot be sent between driver and worker: {type(offender).__qualname__} "
+            f"is not encodable ({_one_line(error)}). Send plain data instead."
+        ) from error
+    return data
+
+
+def decode(data: bytes, where: str) -> Any:
+    """Decode what :func:`encode` made; raise EncodingError if its own code fails to rebuild it."""
+    try:
+        return pickle.loads(data)  # noqa: S301 - bytes of our own local channel only
+    except Exception as error:
+        raise EncodingError(
+            f"{where} was sent but cannot be rebuilt here ({_one_line(error)}). Its class must be "
+            f"importable and able to be copied by pickle."
+        ) from error
+
+
+def pack(value: object, where: str) -> Parcel:
+    """Prepare a value for a worker of the same process: by reference if immutable, else encoded."""
+    return Carried(value) if _immutable(value) else encode(value, where)
+
+
+def unpack(parcel: Parcel, where: str) -> Any:
+    """Return the value in a parcel of :func:`pack`."""
+    return parcel.value if type(parcel) is Carried else decode(parcel, where)  # type: ignore[arg-type]
+
+
+def pack_arguments(
+    method: str | Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str
+) -> Parcel:
+    """Pack what a call carries; unpacked, it is the tuple (method, args, kwargs)."""
+    body = (method, args, kwargs)
+    if type(method) is str and _immutable(args) and (not kwargs or _immutable_values(kwargs)):
+        return Carried(body)
+    try:
+        data: bytes = cloudpickle.dumps(body, protocol=5)
+    except Exception:
+        for label, part in (("method", method), ("args", args), ("kwargs", kwargs)):
+            encode(part, f"{label} of {name!r}" if label == "method" else label)
+        raise
+    return data
+
+
+def encode_exception(error: BaseException) -> bytes | None:
+    """Encode an exception if its copy is of the same type; None if it cannot be brought over."""
+    try:
+        data: bytes = cloudpickle.dumps(error, protocol=5)
+        copy = pickle.loads(data)  # noqa: S301 - made in the line above
+    except Exception:  # noqa: BLE001 - its own code may raise anything; its text still travels
+        return None
+    return data if type(copy) is type(error) else None
+
+
+def decode_exception(data: bytes) -> BaseException | None:
+    """Return the exception, or None if its class is not to be had in this process."""
+    try:
+        error = pickle.loads(data)  # noqa: S301 - bytes of our own local channel only
+    except Exception:  # noqa: BLE001 - as above
+        return None
+    return error if isinstance(error, BaseException) else None
+
+
+def _immutable(value: object, depth: int = 3) -> bool:
+    kind = type(value)
+    if kind in _CARRIED:
+        return True
+    if kind is tuple or kind is frozenset:
+        return (
+            depth > 0
+            and len(value) <= _MOST_ITEMS  # type: ignore[arg-type]
+            and all(_immutable(item, depth - 1) for item in value)  # type: ignore[attr-defined]
+        )
+    return False
+
+
+def _immutable_values(kwargs: Mapping[str, Any]) -> bool:
+    return all(_immutable(value) for value in kwargs.values())
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+def _encodable(value: object) -> bool:
+    try:
+        cloudpickle.dumps(value, protocol=5)
+    except Exception:  # noqa: BLE001 - a question, not an error
+        return False
+    return True
+
+
+def _find_offender(value: object, path: str) -> tuple[str, object]:
+    """Follow the parts that fail down to the smallest one; return its path and itself."""
+    seen: set[int] = set()
+    for _ in range(_DEEPEST):
+        seen.add(id(value))
+        for child_path, child in _children(value, path):
+            if id(child) not in seen and not _encodable(child):
+                path, value = child_path, child
+                break
+        else:
+            break
+    return path, value
+
+
+def _children(value: object, path: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield f"{path}[{key!r}]", item
+            yield f"{path}.keys({key!r})", key
+    elif isinstance(value, list | tuple | set | frozenset):
+        for index, item in enumerate(value):
+            yield f"{path}[{index}]", item
+    elif isinstance(value, functools.partial):
+        yield from _children(value.args, f"{path}.args")
+        yield from _children(value.keywords, f"{path}.keywords")
+        yield f"{path}.func", value.func
+    elif isinstance(value, types.FunctionType):
+        yield from _function_parts(value, path)
+    elif isinstance(value, types.MethodType):
+        yield f"{path}.__self__", value.__self__
+    elif not isinstance(value, type):
+        names = list(getattr(value, "__dict__", ()))
+        for kind in type(value).__mro__:
+            slots = kind.__dict__.get("__slots__", ())
+            names += [slots] if isinstance(slots, str) else slots
+        for name in names:
+            if name not in ("__weakref__", "__dict__") and hasattr(value, name):
+                yield f"{path}.{name}", getattr(value, name)
+
+
+def _function_parts(function: types.FunctionType, path: str) -> Iterator[tuple[str, object]]:
+    cells = function.__closure__ or ()
+    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        try:
+            yield f"{path}.<closure {name}>", cell.cell_contents
+        except ValueError:
+            continue  # a name that is not bound yet holds nothing to send
+    for name, item in zip(function.__code__.co_varnames, function.__defaults__ or (), strict=False):
+        yield f"{path}.<default {name}>", item
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield f"{path}.<global {name}>", function.__globals__[name]
