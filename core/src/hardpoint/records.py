@@ -37,8 +37,8 @@ class Verdict:
     """A probe's answer: usable here and now, or not, and why.
 
     ``available`` means usable, not "compiled in". ``priority`` orders available platforms when none
-    is named (cpu: 0, accelerators: 100; the higher wins; a tie is an error). ``reason`` is one
-    sentence for a person, in both cases.
+    is named (cpu: 0, accelerators: 100; the higher wins; a tie is an error); one with a negative
+    priority is usable, but only by name. ``reason`` is one sentence for a person, in both cases.
     """
 
     available: bool

@@ -1,0 +1,384 @@
+"""Discovery: find what is installed, judge it, load one of it. Functions over frozen values.
+
+Finding reads metadata only: no plugin is imported, nothing is written, nothing is cached between
+calls, so that a package installed a moment ago is seen. Loading imports one plugin's light module
+and asks who it is; the contract number is checked before any other hook. The registry holds what
+these functions return.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import pluggy
+from attrs import evolve, field, frozen
+
+import hardpoint
+from hardpoint import hookspecs
+from hardpoint.errors import IncompatiblePluginError
+from hardpoint.records import ExecutorRecord, ExtensionRecord, PlatformRecord
+
+_logger = logging.getLogger("hardpoint.discovery")
+
+GROUPS: Mapping[str, str] = MappingProxyType(
+    {
+        "platform": "hardpoint.platforms",
+        "executor": "hardpoint.executors",
+        "extension": "hardpoint.extensions",
+        "command": "hardpoint.commands",
+    }
+)
+"""Kind of plugin -> entry point group."""
+
+_RECORDS: Mapping[str, type] = MappingProxyType(
+    {"platform": PlatformRecord, "executor": ExecutorRecord, "extension": ExtensionRecord}
+)
+
+
+@frozen(kw_only=True)
+class Found:
+    """One entry point as the metadata has it: ``value`` is what it names, ``requires`` are the
+    distribution's own ``Requires-Dist`` lines.
+    """
+
+    kind: str
+    name: str
+    value: str
+    distribution: str
+    version: str
+    requires: tuple[str, ...] = ()
+
+
+@frozen(kw_only=True)
+class ResolvedPlugin:
+    """What a worker needs to load exactly the driver's plugin: plain data, sent at start."""
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    entry_point: str
+
+
+@frozen(kw_only=True)
+class Plugin:
+    """One plugin and what became of it.
+
+    ``state`` is ``found`` (not loaded so far), ``loaded``, ``disabled`` (by the configuration),
+    ``refused`` (built for another core), ``failed`` (it raised or has the wrong shape) or
+    ``conflict`` (another distribution claims the name); ``reason`` says more where there is more to
+    say. ``error`` is what it raised, always the same object.
+    """
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    entry_point: str
+    requires: tuple[str, ...] = field(default=(), repr=False)
+    state: str = "found"
+    reason: str = ""
+    record: Any = field(default=None, eq=False, repr=False)
+    module: Any = field(default=None, eq=False, repr=False)
+    error: BaseException | None = field(default=None, eq=False, repr=False)
+
+    @property
+    def provider(self) -> str:
+        """The distribution and its version."""
+        return f"{self.distribution} {self.version}"
+
+    @property
+    def label(self) -> str:
+        """The plugin as people need it to act: kind, name, distribution, version, entry point."""
+        return (
+            f"{self.kind} {self.name!r} of {self.provider} "
+            f"(entry point {self.name} = {self.entry_point} in {GROUPS[self.kind]})"
+        )
+
+    @property
+    def resolved(self) -> ResolvedPlugin:
+        """What a worker needs to load the same."""
+        return ResolvedPlugin(
+            kind=self.kind,
+            name=self.name,
+            distribution=self.distribution,
+            version=self.version,
+            entry_point=self.entry_point,
+        )
+
+
+def normalized(distribution: str) -> str:
+    """Return a distribution's name as the packaging rules compare it."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def find(path: Sequence[str] | None = None) -> tuple[Found, ...]:
+    """Return every entry point of the Hardpoint groups on ``path`` (default: ``sys.path``).
+
+    Called in the driver and in workers. The same entry point found twice is one; a distribution
+    that an earlier path entry shadows does not count, as it would not be imported either.
+    """
+    importlib.invalidate_caches()
+    found: dict[tuple[str, ...], Found] = {}
+    for distribution in _distributions(path):
+        if (text := _entry_points_text(distribution)) is None:
+            continue
+        headers = _headers(distribution)
+        if _shadowed(distribution, headers["Name"][0], path):
+            continue
+        for kind, name, value in _entries(text):
+            key = (kind, name, value, normalized(headers["Name"][0]))
+            found.setdefault(
+                key,
+                Found(
+                    kind=kind,
+                    name=name,
+                    value=value,
+                    distribution=headers["Name"][0],
+                    version=headers["Version"][0],
+                    requires=tuple(headers["Requires-Dist"]),
+                ),
+            )
+    kinds = list(GROUPS)
+    return tuple(
+        sorted(
+            found.values(),
+            key=lambda each: (kinds.index(each.kind), each.name, each.distribution, each.value),
+        )
+    )
+
+
+def judge(
+    found: Iterable[Found],
+    *,
+    disable: Iterable[str] = (),
+    provider: Mapping[str, str] | None = None,
+) -> tuple[Plugin, ...]:
+    """Return a Plugin for each entry point: found, disabled, or in conflict with another one.
+
+    ``disable`` are names, ``provider`` maps a name to the distribution that shall provide it. Both
+    were checked by the caller.
+    """
+    disabled, chosen = set(disable), dict(provider or {})
+    plugins = [_plugin(each) for each in found]
+    claims: dict[tuple[str, str], list[Plugin]] = {}
+    for plugin in plugins:
+        claims.setdefault((plugin.kind, plugin.name), []).append(plugin)
+    return tuple(
+        _judged(plugin, claims[plugin.kind, plugin.name], disabled, chosen) for plugin in plugins
+    )
+
+
+def check_requirement(plugin: Plugin) -> None:
+    """Refuse, before anything is imported, a distribution that requires another core.
+
+    Raises IncompatiblePluginError with both versions.
+    """
+    own = re.compile(r"hardpoint(?![\w.-])", re.IGNORECASE)
+    wanted = [line for line in plugin.requires if own.match(line)]
+    if not wanted:
+        return
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for line in wanted:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement as error:
+            raise IncompatiblePluginError(
+                f"{plugin.label} cannot be judged: its metadata says Requires-Dist: {line!r}: "
+                f"{error}. Reinstall {plugin.distribution}"
+            ) from error
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        if not requirement.specifier.contains(hardpoint.__version__, prereleases=True):
+            raise IncompatiblePluginError(
+                f"{plugin.label} requires hardpoint{requirement.specifier}, but this is hardpoint "
+                f"{hardpoint.__version__}. {_way_out(plugin)}"
+            )
+
+
+def check_api(plugin: Plugin, record: Any) -> None:
+    """Refuse a plugin that was built for a contract number that this core does not serve.
+
+    A core with major N serves plugins for N (up to its own minor number) and for N-1. Raises
+    IncompatiblePluginError with both numbers, TypeError for something that is no number.
+    """
+    api = record.api
+    if not (isinstance(api, tuple) and len(api) == 2 and all(type(part) is int for part in api)):
+        raise TypeError(f"record.api is {api!r}; it must be a pair of whole numbers such as (2, 0)")
+    core = hardpoint.API
+    served = api[0] == core[0] - 1 or (api[0] == core[0] and api[1] <= core[1])
+    if not served:
+        raise IncompatiblePluginError(
+            f"{plugin.label} was built for another contract: plugin API {api[0]}.{api[1]}, "
+            f"core API {core[0]}.{core[1]} (hardpoint {hardpoint.__version__}). {_way_out(plugin)}"
+        )
+
+
+def load(plugin: Plugin) -> Plugin:
+    """Import the plugin's light module and ask who it is; return the plugin as it is then.
+
+    Never raises but for KeyboardInterrupt: what went wrong is in ``state``, ``reason`` and
+    ``error``. The order is the contract: Requires-Dist, import, ``record.api``; other hooks come
+    later, in the registry.
+    """
+    try:
+        check_requirement(plugin)
+        module = _import(plugin.entry_point)
+        record = _identity(plugin, module)
+        check_api(plugin, record)
+        _check_record(plugin, record)
+    except IncompatiblePluginError as error:
+        return evolve(plugin, state="refused", reason=str(error), error=error)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - kept with the plugin
+        return failed(plugin, error)
+    return evolve(plugin, state="loaded", record=record, module=module)
+
+
+def failed(plugin: Plugin, error: BaseException, where: str = "") -> Plugin:
+    """Return the plugin as one that raised ``error``, in the hook or method ``where``."""
+    reason = f"{where} raised " if where else ""
+    reason += f"{type(error).__name__}: {error or 'no message'}"
+    return evolve(plugin, state="failed", reason=reason, error=error)
+
+
+def _distributions(path: Sequence[str] | None) -> Iterator[importlib.metadata.Distribution]:
+    if path is None:
+        return iter(importlib.metadata.distributions())
+    return iter(importlib.metadata.distributions(path=list(path)))
+
+
+def _entry_points_text(distribution: importlib.metadata.Distribution) -> str | None:
+    """Return the entry points' file if it has a group of ours; most distributions end here."""
+    try:
+        text = distribution.read_text("entry_points.txt")
+    except (OSError, UnicodeDecodeError) as error:
+        where = distribution.locate_file("")
+        _logger.warning("a distribution in %s has unreadable entry points: %s", where, error)
+        return None
+    return text if text and "[hardpoint." in text else None
+
+
+def _entries(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (kind, name, value) for the lines of our groups; broken lines yield what they have, so
+    that loading can name them.
+    """
+    kinds = {group: kind for kind, group in GROUPS.items()}
+    kind: str | None = None
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("["):
+            kind = kinds.get(line.strip("[] "))
+        elif kind is not None and line and not line.startswith(("#", ";")):
+            name, _, value = line.partition("=")
+            yield kind, name.strip(), value.strip()
+
+
+def _headers(distribution: importlib.metadata.Distribution) -> dict[str, list[str]]:
+    """Return Name, Version and Requires-Dist, by a line scan: a mail parser costs ten times as
+    much.
+    """
+    headers: dict[str, list[str]] = {"Name": [], "Version": [], "Requires-Dist": []}
+    try:
+        text = distribution.read_text("METADATA")
+        if text is None:
+            text = distribution.read_text("PKG-INFO") or ""
+            headers["Requires-Dist"] = list(distribution.requires or ())
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    for line in text.splitlines():
+        if not line:
+            break
+        key, _, value = line.partition(":")
+        if key in headers:
+            headers[key].append(value.strip())
+    headers["Name"] = headers["Name"] or ["(unnamed distribution)"]
+    headers["Version"] = headers["Version"] or ["(no version)"]
+    return headers
+
+
+def _shadowed(
+    distribution: importlib.metadata.Distribution, name: str, path: Sequence[str] | None
+) -> bool:
+    where: dict[str, Any] = {} if path is None else {"path": list(path)}
+    first = next(iter(importlib.metadata.distributions(name=name, **where)), distribution)
+    return str(first.locate_file("")) != str(distribution.locate_file(""))
+
+
+def _plugin(found: Found) -> Plugin:
+    return Plugin(
+        kind=found.kind,
+        name=found.name,
+        distribution=found.distribution,
+        version=found.version,
+        entry_point=found.value,
+        requires=found.requires,
+    )
+
+
+def _judged(
+    plugin: Plugin, claims: Sequence[Plugin], disabled: set[str], chosen: Mapping[str, str]
+) -> Plugin:
+    if plugin.kind != "command" and plugin.name in disabled:
+        return evolve(plugin, state="disabled", reason="named in plugins.disable")
+    if len(claims) == 1:
+        return plugin
+    if (choice := chosen.get(plugin.name)) is not None:
+        own = [each for each in claims if normalized(each.distribution) == normalized(choice)]
+        if plugin not in own:
+            reason = f"plugins.provider.{plugin.name} names {choice}"
+            return evolve(plugin, state="disabled", reason=reason)
+        if len(own) == 1:
+            return plugin
+    others = " and ".join(f"{each.provider} ({each.entry_point})" for each in claims)
+    return evolve(
+        plugin,
+        state="conflict",
+        reason=f"{plugin.kind} {plugin.name!r} is claimed by {others}. Uninstall one, or set "
+        f"plugins.provider.{plugin.name} to the distribution that shall provide it",
+    )
+
+
+def _import(value: str) -> Any:
+    module_name, _, attributes = value.partition(":")
+    module_name = module_name.strip()
+    if not module_name:
+        raise ImportError(f"entry point value {value!r} names no module")
+    found: Any = importlib.import_module(module_name)
+    for attribute in filter(None, attributes.strip().split(".")):
+        found = getattr(found, attribute)
+    return found
+
+
+def _identity(plugin: Plugin, module: Any) -> Any:
+    """Call the plugin's own identity hook, alone: no other hook of it is looked at."""
+    hook = f"hardpoint_{plugin.kind}"
+    specification: Callable[..., Any] = getattr(hookspecs, hook)
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(type("Identity", (), {hook: staticmethod(specification)}))
+    manager.register(module)
+    record = getattr(manager.hook, hook)()
+    if not isinstance(record, _RECORDS[plugin.kind]):
+        expected = _RECORDS[plugin.kind].__name__
+        what = "nothing" if record is None else repr(record)
+        raise TypeError(
+            f"{hook} must be implemented in {plugin.entry_point!r} with @hookimpl and return "
+            f"{expected}; it gave {what}"
+        )
+    return record
+
+
+def _check_record(plugin: Plugin, record: Any) -> None:
+    if record.name != plugin.name:
+        raise ValueError(
+            f"the record is named {record.name!r}, the entry point {plugin.name!r}; they must agree"
+        )
+
+
+def _way_out(plugin: Plugin) -> str:
+    return f"Install a {plugin.distribution} and a hardpoint that go together"

@@ -1,0 +1,121 @@
+"""Sentences for a name that no plugin has: close matches, what is installed, how to install."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from hardpoint.discovery import Plugin, normalized
+from hardpoint.errors import PluginNotFoundError
+from hardpoint.records import Problem
+
+if TYPE_CHECKING:
+    from hardpoint.config import Config
+
+_DISTRIBUTIONS = {
+    "uni": "hardpoint-uniproc",
+    "mp": "hardpoint-multiproc",
+    "ray_legacy": "hardpoint-ray",
+    "external_launcher": "hardpoint-external-launcher",
+}
+"""Executors whose distribution is not named after them."""
+
+
+def close_matches(name: str, names: Iterable[str]) -> list[str]:
+    """Return the names that ``name`` may have been meant for, best first, at most three."""
+    lowered = {each.lower(): each for each in names}
+    matches = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.6)
+    return [lowered[each] for each in matches]
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return a question with the close matches, or nothing."""
+    matches = close_matches(name, names)
+    return f"Did you mean {' or '.join(map(repr, matches))}?" if matches else ""
+
+
+def meant(name: str, plugins: Sequence[Plugin]) -> str:
+    """Return what ``name`` may stand for among ``plugins``, or nothing.
+
+    Knows the names that are not configuration names too: a distribution's and a module's.
+    """
+    for plugin in plugins:
+        module = plugin.entry_point.partition(":")[0]
+        others = {plugin.distribution, plugin.distribution.replace("-", "_"), module}
+        others.add(module.partition(".")[0])
+        if name in others and plugin.kind != "command":
+            return f"Did you mean {plugin.name!r}? Plugins are named as `hardpoint plugins` prints."
+    return did_you_mean(name, {plugin.name for plugin in plugins if plugin.kind != "command"})
+
+
+def how_to_install(name: str) -> str:
+    """Return the distribution that would bring ``name``."""
+    return _DISTRIBUTIONS.get(name, f"hardpoint-{name.replace('_', '-')}")
+
+
+def not_found(kind: str, name: str, plugins: Sequence[Plugin]) -> PluginNotFoundError:
+    """Build the error for a plugin that was asked for by name and is not installed."""
+    same_kind = [plugin for plugin in plugins if plugin.kind == kind]
+    other = next((p for p in plugins if p.name == name and p.kind not in (kind, "command")), None)
+    if other is not None:
+        hint = f"{name!r} is an {other.kind}." if other.kind[0] in "aeiou" else ""
+        hint = hint or f"{name!r} is a {other.kind}."
+    else:
+        hint = meant(name, same_kind)
+    installed = ", ".join(dict.fromkeys(f"{p.name} ({p.provider})" for p in same_kind)) or "none"
+    wanted = "hardpoint-NAME" if hint else how_to_install(name)
+    sentences = (
+        f"No {kind} named {name!r} is installed.",
+        hint,
+        f"Installed {kind}s: {installed}.",
+        f"To add one: pip install {wanted}.",
+    )
+    return PluginNotFoundError(" ".join(filter(None, sentences)))
+
+
+def unknown_names(config: Config, plugins: Sequence[Plugin]) -> list[Problem]:
+    """Return a Problem for each plugin name in ``config`` that nothing installed has.
+
+    Looks at ``plugins.disable``, ``plugins.provider`` and the tables ``plugins.NAME``.
+    """
+    names = {plugin.name for plugin in plugins if plugin.kind != "command"}
+    section = config.plugins
+    problems = [
+        _unknown("plugins.disable", name, plugins) for name in section.disable if name not in names
+    ]
+    problems += [
+        _unknown(f"plugins.{name}", name, plugins) for name in section.settings if name not in names
+    ]
+    for name, distribution in section.provider.items():
+        key = f"plugins.provider.{name}"
+        if name not in names:
+            problems.append(_unknown(key, name, plugins))
+            continue
+        claims = [plugin for plugin in plugins if plugin.name == name]
+        if normalized(distribution) not in {normalized(p.distribution) for p in claims}:
+            known = " and ".join(dict.fromkeys(p.provider for p in claims))
+            problems.append(
+                Problem(
+                    key=key,
+                    value=distribution,
+                    message=f"this distribution provides no plugin {name!r}.",
+                    way_out=f"It is provided by {known}.",
+                )
+            )
+    return problems
+
+
+def _unknown(key: str, name: str, plugins: Sequence[Plugin]) -> Problem:
+    known = sorted({plugin.name for plugin in plugins if plugin.kind != "command"})
+    if any(plugin.name == name for plugin in plugins):
+        hint = f"{name!r} is a command; it is loaded only when it is typed."
+    else:
+        hint = meant(name, plugins)
+    installed = f"Installed: {', '.join(known) or 'none'}."
+    return Problem(
+        key=key,
+        value=name,
+        message="no plugin of that name is installed.",
+        way_out=f"{hint} {installed}".strip(),
+    )
