@@ -6,7 +6,6 @@ regular files are opened: a FIFO, socket or device is refused before it can bloc
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 from io import FileIO
@@ -69,15 +68,3 @@ def read_whole(path: Path, limit: int) -> bytes:
                 f"{path}: {size} bytes, where at most {limit} are read: this is not such a file"
             )
         return file.read(limit) or b""
-
-
-def map_whole(path: Path) -> mmap.mmap:
-    """Map a file read-only; CheckpointError if it is empty or cannot be mapped."""
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if not size:
-            raise CheckpointError(f"{path}: the file is empty; fetch it again")
-        try:
-            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-        except (OSError, ValueError, OverflowError) as error:
-            raise CheckpointError(f"{path}: cannot be mapped into memory: {error}") from error

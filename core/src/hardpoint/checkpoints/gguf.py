@@ -1,20 +1,16 @@
 """GGUF files: header and tensor table read once from a mapping, everything checked, data as views.
 
 Format: the GGUF specification, versions 2 and 3, little-endian. All sizes are Python integers and
-are compared with the size of the file before anything is built from them. The file must not be
-shortened while it is open: a mapping cannot report that, the operating system ends the process.
+are compared with the size of the file before anything is built from them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from hardpoint.checkpoints.files import map_whole
 from hardpoint.checkpoints.ggml_types import BLOCK_TYPES
 from hardpoint.checkpoints.gguf_metadata import (
     ARRAY,
@@ -25,6 +21,7 @@ from hardpoint.checkpoints.gguf_metadata import (
     Metadata,
 )
 from hardpoint.checkpoints.tables import TensorEntry, check_layout, shown
+from hardpoint.checkpoints.tensor_file import TensorFile
 from hardpoint.errors import CheckpointError
 
 MAGIC: Final = b"GGUF"
@@ -39,7 +36,7 @@ LEAST_KEY: Final = 8 + 4 + 1  # an empty name, a type, one byte
 LEAST_TENSOR: Final = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension, type, offset
 
 
-class GGUFFile:
+class GGUFFile(TensorFile):
     """One GGUF file, open. ``metadata`` and ``tensors`` are mappings; ``data`` gives raw bytes.
 
     Used in the driver (description, tokenizer) and in workers (weights). Raises CheckpointError,
@@ -47,51 +44,16 @@ class GGUFFile:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._map = map_whole(self.path)
-        cursor = Cursor(self.path, self._map)
-        num_tensors, num_keys = _read_counts(cursor)
-        self.metadata: Mapping[str, Any] = Metadata(
-            self.path, self._map, _read_metadata(cursor, num_keys)
-        )
-        self.alignment = _alignment(self.path, self.metadata)
-        self.tensors: Mapping[str, TensorEntry] = MappingProxyType(
-            _read_tensors(cursor, num_tensors, self.alignment)
-        )
-        self._view: memoryview | None = memoryview(self._map)
-
-    def data(self, name: str) -> memoryview:
-        """Return a tensor's bytes, read-only, without a copy; KeyError if there is none."""
-        entry = self.tensors[name]
-        if self._view is None:
-            raise CheckpointError(f"{self.path}: the file was closed")
-        return self._view[entry.offset : entry.offset + entry.num_bytes]
-
-    def release(self, name: str) -> None:
-        """Let the system drop the pages of a tensor that was read; they come back when needed."""
-        drop_pages(self._map, self.tensors[name])
-
-    def close(self) -> None:
-        """Unmap the file, as soon as no view of it is left. A second call does nothing."""
-        if self._view is not None:
-            self._view.release()
-            self._view = None
-            with contextlib.suppress(BufferError):  # views live: the last one to go unmaps
-                self._map.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def drop_pages(mapping: mmap.mmap, entry: TensorEntry) -> None:
-    """Tell the system that the whole pages under a tensor will not be read again soon."""
-    begin = -(-entry.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (entry.offset + entry.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if end > begin and hasattr(mmap, "MADV_DONTNEED"):
-        mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+        super().__init__(path)
+        try:
+            cursor = Cursor(self.path, self._map)
+            num_tensors, num_keys = _read_counts(cursor)
+            self.metadata = Metadata(self.path, self._map, _read_metadata(cursor, num_keys))
+            self.alignment = _alignment(self.path, self.metadata)
+            self.tensors = MappingProxyType(_read_tensors(cursor, num_tensors, self.alignment))
+        except BaseException:
+            self.close()
+            raise
 
 
 def _read_counts(cursor: Cursor) -> tuple[int, int]:

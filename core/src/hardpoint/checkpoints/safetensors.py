@@ -1,21 +1,20 @@
 """Safetensors files and folders of them: header checked against the file, data as views.
 
 Format: the safetensors README (an 8-byte little-endian length, a JSON header, then the data without
-gaps). Files must not be shortened while they are open: a mapping cannot report that.
+gaps).
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
 from hardpoint.checkpoints.documents import parse_object, read_object
-from hardpoint.checkpoints.files import contained, map_whole
-from hardpoint.checkpoints.gguf import drop_pages
+from hardpoint.checkpoints.files import contained
 from hardpoint.checkpoints.tables import TensorEntry, check_layout, shown, some
+from hardpoint.checkpoints.tensor_file import TensorFile
 from hardpoint.errors import CheckpointError
 
 ELEMENT_BITS: Final = MappingProxyType(
@@ -37,15 +36,21 @@ ENTRY_KEYS: Final = frozenset(("dtype", "shape", "data_offsets"))
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-class SafetensorsFile:
+class SafetensorsFile(TensorFile):
     """One safetensors file, open. ``tensors`` is its table, ``data`` gives raw bytes.
 
     Raises CheckpointError, naming the file and the tensor, for anything that does not add up.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._map = map_whole(self.path)
+        super().__init__(path)
+        try:
+            self._read_header()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_header(self) -> None:
         size = len(self._map)
         length = int.from_bytes(self._map[:8], "little")
         if size < 8 or length > min(size - 8, LARGEST_HEADER):
@@ -55,37 +60,11 @@ class SafetensorsFile:
                 f"file; fetch it again"
             )
         header = parse_object(self._map[8 : 8 + length], self.path, "the header")
-        self.metadata: Mapping[str, str] = _metadata(self.path, header.pop("__metadata__", {}))
-        self.tensors: Mapping[str, TensorEntry] = MappingProxyType(
+        self.metadata = _metadata(self.path, header.pop("__metadata__", {}))
+        self.tensors = MappingProxyType(
             {name: _entry(self.path, name, row, 8 + length) for name, row in header.items()}
         )
         check_layout(self.path, self.tensors.values(), start=8 + length, end=size)
-        self._view: memoryview | None = memoryview(self._map)
-
-    def data(self, name: str) -> memoryview:
-        """Return a tensor's bytes, read-only, without a copy; KeyError if there is none."""
-        entry = self.tensors[name]
-        if self._view is None:
-            raise CheckpointError(f"{self.path}: the file was closed")
-        return self._view[entry.offset : entry.offset + entry.num_bytes]
-
-    def release(self, name: str) -> None:
-        """Let the system drop the pages of a tensor that was read; they come back when needed."""
-        drop_pages(self._map, self.tensors[name])
-
-    def close(self) -> None:
-        """Unmap the file, as soon as no view of it is left. A second call does nothing."""
-        if self._view is not None:
-            self._view.release()
-            self._view = None
-            with contextlib.suppress(BufferError):  # views live: the last one to go unmaps
-                self._map.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class SafetensorsCheckpoint:
@@ -134,21 +113,10 @@ class SafetensorsCheckpoint:
         """Return the file that holds a tensor; KeyError if there is none."""
         return self._home[name]
 
-    def data(self, name: str) -> memoryview:
-        """Return a tensor's bytes, read-only, without a copy."""
-        return self._home[name].data(name)
-
-    def release(self, name: str) -> None:
-        """Let the system drop the pages of a tensor that was read."""
-        self._home[name].release(name)
-
     def close(self) -> None:
         """Close every file."""
         for file in self.files:
             file.close()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._home)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,47 @@
+"""A model's weights as a stream: names and shapes known at once, tensors one after the other."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+class Weights(ABC):
+    """What :func:`hardpoint_runtime.loading.open_weights` gives. Used in the worker, as a context.
+
+    ``shapes`` maps the Hugging Face name of each tensor to its shape, in the order of reading.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The Hugging Face names of all tensors."""
+        return tuple(self.shapes)
+
+    def iterate(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Yield each name with its tensor, on the host, contiguous, in ``dtype``.
+
+        Each tensor is the receiver's own: nothing here keeps or reuses it. Only one is in memory at
+        a time if the receiver lets go of it. Raises CheckpointError naming the tensor.
+        """
+        for name in self.shapes:
+            yield name, self.read(name, dtype)
+
+    @abstractmethod
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Read one tensor; KeyError if there is none of that name."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the files. A second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
