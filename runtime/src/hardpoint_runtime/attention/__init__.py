@@ -1,0 +1,1 @@
+"""Attention over the paged KV cache: the step's metadata, its builder, and the plain torch way."""

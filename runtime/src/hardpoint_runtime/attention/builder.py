@@ -1,0 +1,107 @@
+"""Builds the attention metadata of a step from host values. Called by the model runner."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hardpoint_runtime.attention.metadata import AttentionMetadata
+from hardpoint_runtime.device import DeviceOps, HostArray
+
+
+class AttentionMetadataBuilder:
+    """Makes :class:`AttentionMetadata` for the layers of one KV cache group.
+
+    A plugin whose attention needs more overrides :meth:`build` and calls super().
+    """
+
+    def __init__(self, device: DeviceOps, block_size: int) -> None:
+        self.device = device
+        self.block_size = block_size
+
+    def build(
+        self,
+        *,
+        query_start: Sequence[int],
+        seq_lens: Sequence[int],
+        block_table: HostArray,
+        slots: HostArray,
+        positions: HostArray,
+        num_reqs: int | None = None,
+        num_tokens: int | None = None,
+    ) -> AttentionMetadata:
+        """Return the metadata of one step.
+
+        ``seq_lens`` has R values (padding rows: 0) and ``query_start`` R + 1; ``slots`` and
+        ``positions`` have T values (padding tokens: slot -1). ``num_reqs`` and ``num_tokens`` are
+        the real counts; left out, nothing is padding. Only the first R rows of ``block_table``, and
+        of these only the columns in use, are read. The values are copied: the caller may change its
+        arrays afterwards. Raises ValueError if the lengths contradict each other.
+        """
+        starts, lens = tuple(map(int, query_start)), tuple(map(int, seq_lens))
+        rows = len(lens)
+        num_reqs = rows if num_reqs is None else num_reqs
+        num_tokens = starts[-1] if num_tokens is None else num_tokens
+        host_slots = np.array(slots, dtype=np.int64)
+        _check(starts, lens, len(host_slots), len(positions), num_reqs, num_tokens)
+        max_seq = max(lens, default=0)
+        columns = -(-max_seq // self.block_size)
+        table = _rows(block_table, rows, columns)
+        written = np.flatnonzero(host_slots >= 0)
+        all_written = len(written) == len(host_slots)
+        device_slots = self.device.to_device(host_slots, torch.int64)
+        return AttentionMetadata(
+            num_reqs=num_reqs,
+            num_tokens=num_tokens,
+            block_size=self.block_size,
+            max_query=max((b - a for a, b in itertools.pairwise(starts)), default=0),
+            max_seq=max_seq,
+            query_start=starts,
+            seq_lens=lens,
+            host_block_table=table,
+            query_start_device=self.device.to_device(starts, torch.int32),
+            seq_lens_device=self.device.to_device(lens, torch.int32),
+            block_table=self.device.to_device(table, torch.int32),
+            slots=device_slots,
+            positions=self.device.to_device(positions, torch.int64),
+            write_rows=None if all_written else self.device.to_device(written, torch.int64),
+            write_slots=device_slots
+            if all_written
+            else self.device.to_device(host_slots[written], torch.int64),
+        )
+
+
+def _rows(block_table: Any, rows: int, columns: int) -> np.ndarray[Any, Any]:
+    table = np.zeros((rows, columns), dtype=np.int32)
+    if isinstance(block_table, np.ndarray | torch.Tensor):
+        table[:] = block_table[:rows, :columns]
+        return table
+    for row, ids in enumerate(block_table[:rows]):
+        table[row, : len(ids[:columns])] = ids[:columns]
+    return table
+
+
+def _check(
+    starts: tuple[int, ...],
+    lens: tuple[int, ...],
+    slots: int,
+    positions: int,
+    num_reqs: int,
+    num_tokens: int,
+) -> None:
+    queries = [after - before for before, after in itertools.pairwise(starts)]
+    if len(starts) != len(lens) + 1 or starts[0] != 0 or min(queries, default=0) < 0:
+        raise ValueError(f"query_start {starts} does not cut {len(lens)} rows")
+    if any(query > length for query, length in zip(queries, lens, strict=True)):
+        raise ValueError(f"query_start {starts} gives a row more tokens than its length {lens}")
+    if any(lens[num_reqs:]) or starts[-1] != num_tokens:
+        raise ValueError(
+            f"padding is not inert: {num_reqs} rows and {num_tokens} tokens are real, but lengths "
+            f"are {lens} and query_start ends at {starts[-1]}"
+        )
+    if slots != positions or slots < num_tokens:
+        raise ValueError(f"{slots} slots and {positions} positions for {num_tokens} tokens")

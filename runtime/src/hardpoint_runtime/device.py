@@ -1,0 +1,251 @@
+"""DeviceOps: the one small port between the toolkit and a torch device.
+
+The runtime asks the port for whatever differs between devices; the implementations live in the
+platform plugins, in the worker's process. :class:`TorchDeviceOps` serves any device that has a
+torch device module (``torch.get_device_module(name)``); :class:`HostDeviceOps` is for host memory.
+Runtime code never pins memory, opens a stream or seeds a generator but through the port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from attrs import frozen
+from hardpoint.errors import UnsupportedError
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "int8": torch.int8,
+}
+"""torch's dtypes by the names used in configuration and messages."""
+
+HostArray = Sequence[int] | np.ndarray[Any, Any] | torch.Tensor
+"""Integers on the host: a sequence, a numpy array or a host tensor."""
+
+
+@frozen(kw_only=True)
+class MemoryInfo:
+    """A device's memory in bytes: free for this process now, and in all."""
+
+    free: int
+    total: int
+
+
+class DeviceOps(ABC):
+    """What the toolkit needs from one device. Built and owned by a worker, used on its thread only.
+
+    ``device`` is where tensors live. A method that a device cannot offer raises UnsupportedError
+    naming it; nothing falls back in silence.
+    """
+
+    device: torch.device
+
+    # Taking the device.
+
+    @abstractmethod
+    def set_device(self) -> None:
+        """Make :attr:`device` the current one of this thread. Called by ``Worker.init_device``."""
+
+    @abstractmethod
+    def seed(self, seed: int) -> None:
+        """Seed the device's own generators. Tokens never depend on them: draws are keyed by
+        request.
+        """
+
+    def inference(self) -> contextlib.AbstractContextManager[object]:
+        """Return the gradient mode in which models run."""
+        return torch.inference_mode()
+
+    # Memory.
+
+    @abstractmethod
+    def memory_info(self) -> MemoryInfo:
+        """Return the device's memory. Called by ``Worker.determine_available_memory``."""
+
+    @abstractmethod
+    def memory_allocated(self) -> int:
+        """Return the bytes that this process holds on the device now."""
+
+    def allocate(self, num_bytes: int, tag: str) -> torch.Tensor:
+        """Return a zeroed uint8 tensor of ``num_bytes`` on the device, accounted under ``tag``
+        (``kv_cache``).
+        """
+        with self.pool(tag):
+            return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+
+    def pool(self, tag: str) -> contextlib.AbstractContextManager[object]:
+        """Return a context in which allocations belong to ``tag``, so that they can be put to sleep
+        together.
+        """
+        return contextlib.nullcontext()
+
+    # Moving data.
+
+    def host_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised host tensor from which copies to the device are fastest."""
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def to_device(self, values: HostArray, dtype: torch.dtype) -> torch.Tensor:
+        """Return a new device tensor with the host's ``values``; the host's may change
+        afterwards.
+        """
+        host = torch.tensor(values, dtype=dtype) if _is_sequence(values) else _host(values)
+        return host.to(device=self.device, dtype=dtype, copy=True)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the values of a device tensor on the host; waits for them."""
+        return tensor.cpu()
+
+    # Order of work.
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until all work given to the device is done."""
+
+    @abstractmethod
+    def stream(self) -> Any:
+        """Return a new stream (a context; ``wait_stream``), or raise UnsupportedError."""
+
+    @abstractmethod
+    def event(self) -> Any:
+        """Return a new event (``record``, ``synchronize``), or raise UnsupportedError."""
+
+    # Graphs.
+
+    def compile(
+        self, function: Callable[..., Any], shapes: Sequence[Mapping[str, int]]
+    ) -> Callable[..., Any]:
+        """Return ``function`` compiled for the given shapes."""
+        self._unsupported("compiling")
+
+    def capture(self, function: Callable[[], Any], key: object) -> object:
+        """Run ``function`` once and record its work as a graph for ``key``."""
+        self._unsupported("graphs")
+
+    def before_replay(self, key: object, metadata: object) -> None:
+        """Refresh what a replay of ``key`` reads besides its static buffers."""
+        self._unsupported("graphs")
+
+    def replay(self, graph: object) -> None:
+        """Do the recorded work again on the same buffers."""
+        self._unsupported("graphs")
+
+    def buckets(self, largest: int) -> tuple[int, ...]:
+        """Return the token counts worth preparing up to ``largest``, rising; empty: any is fine."""
+        return ()
+
+    # Other ranks.
+
+    def make_communicator(self, ranks: Sequence[int]) -> Any:
+        """Return the collectives among ``ranks``; the process group must have been joined."""
+        self._unsupported("communication between ranks")
+
+    # Watching.
+
+    def profiler(self, **options: Any) -> Any:
+        """Return a context that traces the work done inside."""
+        self._unsupported("profiling")
+
+    def _unsupported(self, what: str) -> NoReturn:
+        raise UnsupportedError(what, f"device {self.device}")
+
+
+class TorchDeviceOps(DeviceOps):
+    """The port over ``torch.get_device_module(name)``.
+
+    ``pins`` says whether host memory can be page-locked for this device. Plugins subclass it for
+    what torch does not know about their device.
+    """
+
+    def __init__(self, name: str, index: int | None = 0, *, pins: bool = False) -> None:
+        self.device = torch.device(name) if index is None else torch.device(name, index)
+        self.pins = pins
+        self._module = torch.get_device_module(self.device)
+
+    def set_device(self) -> None:
+        """Make the device current, where its module has more than one."""
+        if self.device.index is not None:
+            self._call("set_device", self.device.index)
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators of all devices of this kind."""
+        self._call("manual_seed_all", seed)
+
+    def memory_info(self) -> MemoryInfo:
+        """Ask the device module's ``mem_get_info``."""
+        free, total = self._call("mem_get_info", self.device)
+        return MemoryInfo(free=free, total=total)
+
+    def memory_allocated(self) -> int:
+        """Ask the device module's ``memory_allocated``."""
+        return int(self._call("memory_allocated", self.device))
+
+    def host_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Page-locked where :attr:`pins` says so."""
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=self.pins)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        self._call("synchronize", self.device)
+
+    def stream(self) -> Any:
+        """Return the device module's ``Stream``."""
+        return self._call("Stream")
+
+    def event(self) -> Any:
+        """Return the device module's ``Event``."""
+        return self._call("Event")
+
+    def _call(self, name: str, *args: object) -> Any:
+        function = getattr(self._module, name, None)
+        if function is None:
+            self._unsupported(
+                f"{name}: torch's module {self._module.__name__} has no such function"
+            )
+        return function(*args)
+
+
+class HostDeviceOps(TorchDeviceOps):
+    """The port for host memory. Work is done when the call returns, and nothing is ever copied to
+    another side.
+
+    Plugins add their figures of memory; what the host may use is a matter of limits and cgroups.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("cpu", None)
+
+    def seed(self, seed: int) -> None:
+        """Seed torch's default generator, which is this device's."""
+        torch.default_generator.manual_seed(seed)
+
+    def allocate(self, num_bytes: int, tag: str) -> torch.Tensor:
+        """Return zeroed memory that costs nothing until it is touched.
+
+        numpy asks the allocator for zero pages; torch would write every byte at once.
+        """
+        with self.pool(tag):
+            return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor itself."""
+        return tensor
+
+    def synchronize(self) -> None:
+        """Do nothing: no work is ever outstanding."""
+
+
+def _is_sequence(values: HostArray) -> bool:
+    return not isinstance(values, np.ndarray | torch.Tensor)
+
+
+def _host(values: Any) -> torch.Tensor:
+    return values if isinstance(values, torch.Tensor) else torch.from_numpy(values)

@@ -1,0 +1,1 @@
+"""Memory that outlives a step: the KV cache."""

@@ -1,0 +1,112 @@
+"""The KV cache of one rank: allocated from the plan, bound to layers, zeroed and copied by block.
+
+One buffer per :class:`hardpoint.kv_cache.KVCacheTensor`. Inside it come all keys, then all values,
+each as ``[num_blocks, block_size, kv_heads, head_size]``: position ``p`` of a request lives in row
+``block_table[p // block_size]``, ``p % block_size``. Used by model runners, in the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
+
+import torch
+from attrs import frozen
+from hardpoint.errors import MemoryBudgetError
+from hardpoint.kv_cache import KVCacheConfig, KVCacheSpec
+
+from hardpoint_runtime.device import DTYPES, DeviceOps
+
+
+@frozen(kw_only=True, eq=False)
+class LayerCache:
+    """One layer's cache: ``key`` and ``value`` are ``[num_blocks, block_size, kv_heads, head]``,
+    contiguous views of the layer's buffer.
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+class KVCache:
+    """All layers' caches of one rank. ``layers`` maps a layer's name to its views.
+
+    Layers that share a buffer (:attr:`KVCacheTensor.layers` names several) see the same memory.
+    """
+
+    def __init__(self, plan: KVCacheConfig, layers: Mapping[str, LayerCache]) -> None:
+        self.plan = plan
+        self.layers = dict(layers)
+        self._of_group = [_distinct(plan, group.layers, self.layers) for group in plan.groups]
+
+    @classmethod
+    def allocate(cls, plan: KVCacheConfig, device: DeviceOps) -> Self:
+        """Allocate every buffer of ``plan`` and bind its layers.
+
+        Raises MemoryBudgetError with the figures if a buffer is smaller than its layers' pages.
+        """
+        specs = {layer: group.spec for group in plan.groups for layer in group.layers}
+        layers: dict[str, LayerCache] = {}
+        for tensor in plan.tensors:
+            buffer = device.allocate(tensor.num_bytes, "kv_cache")
+            for layer in tensor.layers:
+                layers[layer] = _bind(layer, buffer, plan.num_blocks, specs[layer])
+        if missing := sorted(set(specs) - set(layers)):
+            raise MemoryBudgetError(
+                f"the KV cache plan has no buffer for layer {missing[0]} ({len(missing)} in all)"
+            )
+        return cls(plan, layers)
+
+    def zero_blocks(self, block_ids: Sequence[int]) -> None:
+        """Set the blocks to zero in every layer. Called before the step's copies."""
+        if not block_ids:
+            return
+        for group in range(len(self._of_group)):
+            for plane in self._planes(group):
+                rows = torch.tensor(block_ids, dtype=torch.int64, device=plane.device)
+                plane.index_fill_(0, rows, 0)
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int, int]]) -> None:
+        """Copy blocks as told by (group, source, destination), all read before any is written.
+
+        Called before the step's forward.
+        """
+        by_group: dict[int, list[tuple[int, int]]] = {}
+        for group, source, destination in copies:
+            by_group.setdefault(group, []).append((source, destination))
+        for group, pairs in by_group.items():
+            for plane in self._planes(group):
+                sources = torch.tensor([s for s, _ in pairs], device=plane.device)
+                destinations = torch.tensor([d for _, d in pairs], device=plane.device)
+                plane.index_copy_(0, destinations, plane.index_select(0, sources))
+
+    def _planes(self, group: int) -> Iterable[torch.Tensor]:
+        for cache in self._of_group[group]:
+            yield cache.key
+            yield cache.value
+
+
+def _bind(layer: str, buffer: torch.Tensor, num_blocks: int, spec: KVCacheSpec) -> LayerCache:
+    dtype = DTYPES[spec.dtype]
+    rows = (num_blocks, spec.block_size, spec.num_kv_heads)
+    per_head = num_blocks * spec.block_size * spec.num_kv_heads
+    keys, values = per_head * spec.head_size_k, per_head * spec.head_size_v
+    needed = (keys + values) * dtype.itemsize
+    if buffer.numel() < needed:
+        raise MemoryBudgetError(
+            f"the KV cache buffer of layer {layer} has {buffer.numel()} bytes; {num_blocks} blocks "
+            f"of {spec.block_size} tokens need {needed}"
+        )
+    typed = buffer[:needed].view(dtype)
+    return LayerCache(
+        key=typed[:keys].view(*rows, spec.head_size_k),
+        value=typed[keys:].view(*rows, spec.head_size_v),
+    )
+
+
+def _distinct(
+    plan: KVCacheConfig, names: Iterable[str], layers: Mapping[str, LayerCache]
+) -> list[LayerCache]:
+    """Return the caches of these layers, each piece of memory once."""
+    buffer = {layer: index for index, tensor in enumerate(plan.tensors) for layer in tensor.layers}
+    return list({buffer[name]: layers[name] for name in names}.values())

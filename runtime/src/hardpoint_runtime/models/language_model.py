@@ -1,0 +1,97 @@
+"""The LanguageModel contract: what the runner and the weight loader need of a model.
+
+Built in the worker by :func:`hardpoint_runtime.models.build_model`. A plugin's own architecture
+(hook ``hardpoint_models``) is a subclass.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+import torch
+from hardpoint.checkpoints.description import ModelDescription
+from hardpoint.errors import CheckpointError
+from hardpoint.kv_cache import KVCacheSpec
+from torch import nn
+
+from hardpoint_runtime.forward_context import ForwardContext
+from hardpoint_runtime.models.layers import Slot
+from hardpoint_runtime.operations import Operations
+
+
+class LanguageModel(nn.Module):
+    """A decoder. Constructed on torch's meta device; its tensors get memory afterwards.
+
+    Tokens of all requests come as one flat list: T tokens, H hidden size, V vocabulary.
+    """
+
+    def __init__(self, description: ModelDescription, operations: Operations) -> None:
+        super().__init__()
+        self.description = description
+        self.operations = operations
+
+    @abstractmethod
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: ForwardContext | None = None,
+    ) -> torch.Tensor:
+        """Return the hidden states [T, H] of ``token_ids`` [T] at ``positions`` [T], both int64 on
+        the model's device, after the last norm.
+
+        Keys and values are written to the step's caches. ``step`` unset: the entered forward
+        context. Raises CancelledStepError between layers if the step was cancelled.
+        """
+
+    @abstractmethod
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits [n, V] of hidden states [n, H]."""
+
+    @abstractmethod
+    def kv_cache_spec(self, block_size: int, dtype: str) -> Mapping[str, KVCacheSpec]:
+        """Return attention layer's name -> what it keeps per block, in the order of the layers."""
+
+    @abstractmethod
+    def weight_slots(self) -> Mapping[str, Slot]:
+        """Return checkpoint name (Hugging Face) -> the piece of a parameter that it fills.
+
+        Exactly these weights must be loaded. The dictionary is made anew at each call.
+        """
+
+    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the checkpoint names that must be loaded, with their shapes. For loaders."""
+        return {name: slot.shape for name, slot in self.weight_slots().items()}
+
+    def is_ignorable(self, name: str) -> bool:
+        """Whether a checkpoint may bring this weight although the model has no use for it."""
+        return name.endswith(".rotary_emb.inv_freq")
+
+    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+        """Copy one weight of the checkpoint, a host tensor of any float dtype, to where it belongs.
+
+        Raises CheckpointError naming the weight if it is unknown or has another shape.
+        """
+        slot = self._slots.get(name)
+        if slot is None:
+            raise CheckpointError(
+                f"weight {name!r} is none of {type(self).__name__} as its configuration describes"
+            )
+        if tuple(tensor.shape) != slot.shape:
+            raise CheckpointError(
+                f"weight {name!r} has shape {tuple(tensor.shape)}; the model's configuration "
+                f"needs {slot.shape}"
+            )
+        slot.fill(tensor)
+
+    def materialise(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Give every parameter uninitialised memory on ``device``. Called once, before loading."""
+        replaced: dict[int, nn.Parameter] = {}
+        for module in self.modules():
+            for name, old in list(module.named_parameters(recurse=False)):
+                if id(old) not in replaced:
+                    empty = torch.empty(old.shape, dtype=dtype, device=device)
+                    replaced[id(old)] = nn.Parameter(empty, requires_grad=False)
+                module.register_parameter(name, replaced[id(old)])
+        self._slots = dict(self.weight_slots())

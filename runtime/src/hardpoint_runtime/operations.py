@@ -1,0 +1,178 @@
+"""Named operations: what models are made of. Models call these by name, never a kernel.
+
+The built-in ones are plain torch and run on any device. A plugin offers its own with the hook
+``hardpoint_operations``; they are resolved once, when a worker loads its model: the selected
+platform's own, else one for ``any`` platform, else the built-in. An offer whose ``supports`` gives
+a reason is passed over, and says so in the log and in :attr:`Operations.choices`.
+
+Shapes: T tokens, H hidden size, N outputs. ``attention`` and ``kv_write`` are described in
+:mod:`hardpoint_runtime.attention.paged`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the field's habit
+from attrs import evolve, fields, frozen
+from hardpoint.errors import PluginError
+from hardpoint.records import Offer, Operation
+from hardpoint.references import resolve as resolve_reference
+
+from hardpoint_runtime.attention import paged
+
+if TYPE_CHECKING:
+    from hardpoint_runtime.attention.metadata import AttentionMetadata
+
+_logger = logging.getLogger("hardpoint.operations")
+
+Tensor = torch.Tensor
+
+
+class Offers(Protocol):
+    """What is needed of a :class:`hardpoint.registry.Registry`."""
+
+    def offers(self, hook_name: str, platform_name: str) -> Mapping[str, Offer]:
+        """Return the winning offer of each name."""
+
+
+class KVWrite(Protocol):
+    """Writes a step's keys and values into the cache."""
+
+    def __call__(
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+    ) -> None:
+        """See :func:`hardpoint_runtime.attention.paged.kv_write`."""
+
+
+class Attention(Protocol):
+    """Attends over the paged cache."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """See :func:`hardpoint_runtime.attention.paged.attention`."""
+
+
+def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
+    """Return rows ``token_ids`` [T] of ``weight`` [V, H]."""
+    return F.embedding(token_ids, weight)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``x`` [T, K] times ``weight`` [N, K] transposed, plus ``bias`` [N]: [T, N],
+    contiguous.
+    """
+    return F.linear(x, weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return ``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension, computed in
+    float32 (Zhang and Sennrich, 2019).
+    """
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the norm of ``x + residual``, and that sum. May change ``residual`` in place."""
+    total = residual.add_(x)
+    return rms_norm(total, weight, eps), total
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the halves of each head of ``x`` [T, heads, D] by the angles of its token.
+
+    ``cos`` and ``sin`` are float32 [T, 1, D]; ``sin`` is negative in the first half: ``x * cos +
+    swapped halves * sin`` (Su et al., 2021, in the layout of GPT-NeoX and Llama).
+    """
+    tokens, heads, head = x.shape
+    swapped = x.view(tokens, heads, 2, head // 2).flip(2).view(tokens, heads, head)
+    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """Return ``silu(first half) * second half`` of ``x`` [T, 2 * N]."""
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate).mul_(up)
+
+
+@frozen(kw_only=True)
+class Choice:
+    """What became of one operation: the reference in use (``built-in``), and why not another."""
+
+    name: str
+    reference: str
+    passed_over: str = ""
+
+
+@frozen(kw_only=True)
+class Operations:
+    """The operations in use by one model. ``choices`` says where each comes from."""
+
+    embedding: Callable[[Tensor, Tensor], Tensor] = embedding
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = add_rms_norm
+    rotary: Callable[[Tensor, Tensor, Tensor], Tensor] = rotary
+    silu_and_mul: Callable[[Tensor], Tensor] = silu_and_mul
+    kv_write: KVWrite = paged.kv_write
+    attention: Attention = paged.attention
+    choices: tuple[Choice, ...] = ()
+
+
+NAMES = tuple(each.name for each in fields(Operations) if each.name != "choices")
+"""The operations that models of this version call."""
+
+
+def resolve(
+    registry: Offers | None, platform_name: str, description: Mapping[str, object]
+) -> Operations:
+    """Return the operations to use on ``platform_name``. Called once, when the model is built.
+
+    ``description`` is plain data about what they must serve: ``dtype`` and ``kv_cache_dtype``
+    (names), ``head_size``, ``num_heads``, ``num_kv_heads``, ``block_size``; each offer's
+    ``supports`` gets it. Raises PluginError for an operation that no model calls, and what
+    resolving a reference raises.
+    """
+    offers = registry.offers("hardpoint_operations", platform_name) if registry else {}
+    for name, offer in offers.items():
+        if name not in NAMES:
+            raise PluginError(
+                f"operation {name!r} (offered as {offer.reference}) is none that models call; "
+                f"they call {', '.join(NAMES)}"
+            )
+    found: dict[str, Any] = {}
+    choices = []
+    for name in NAMES:
+        choice = _choose(name, offers.get(name), description)
+        choices.append(choice)
+        if choice.reference != "built-in":
+            found[name] = resolve_reference(choice.reference)
+    return evolve(Operations(), **found, choices=tuple(choices))
+
+
+def _choose(name: str, offer: Offer | None, description: Mapping[str, object]) -> Choice:
+    if offer is None:
+        return Choice(name=name, reference="built-in")
+    supports = offer.supports if isinstance(offer, Operation) else None
+    reason = supports(description) if supports is not None else None
+    if reason is None:
+        return Choice(name=name, reference=offer.reference)
+    _logger.info("operation %s: built-in, as %s says: %s", name, offer.reference, reason)
+    return Choice(name=name, reference="built-in", passed_over=f"{offer.reference}: {reason}")
