@@ -27,7 +27,7 @@ def build_settings(plugin: Plugin, raw: Any, origins: Mapping[str, str]) -> obje
     """
     reference = plugin.record.settings
     if reference is None:
-        if raw:
+        if raw and isinstance(raw, Mapping):
             raise _without_settings(plugin, raw, origins)
         return None
     settings_class = resolve(reference)

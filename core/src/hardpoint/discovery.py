@@ -21,8 +21,9 @@ from attrs import evolve, field, frozen
 
 import hardpoint
 from hardpoint import hookspecs
-from hardpoint.errors import IncompatiblePluginError
+from hardpoint.errors import HardpointError, IncompatiblePluginError
 from hardpoint.records import ExecutorRecord, ExtensionRecord, PlatformRecord
+from hardpoint.references import UnresolvedReferenceError
 
 _logger = logging.getLogger("hardpoint.discovery")
 
@@ -242,9 +243,15 @@ def load(plugin: Plugin) -> Plugin:
 
 
 def failed(plugin: Plugin, error: BaseException, where: str = "") -> Plugin:
-    """Return the plugin as one that raised ``error``, in the hook or method ``where``."""
-    reason = f"{where} raised " if where else ""
-    reason += f"{type(error).__name__}: {error or 'no message'}"
+    """Return the plugin as one that raised ``error``, in the hook or method ``where``.
+
+    Of a reference that could not be resolved, what a module raised is kept as the error.
+    """
+    told = isinstance(error, HardpointError)
+    reason = str(error) if told else f"{type(error).__name__}: {str(error) or 'no message'}"
+    if isinstance(error, UnresolvedReferenceError) and error.__cause__ is not None:
+        error = error.__cause__
+    reason = f"{where} raised {reason}" if where else reason
     return evolve(plugin, state="failed", reason=reason, error=error)
 
 

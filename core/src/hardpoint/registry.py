@@ -21,9 +21,11 @@ from hardpoint.errors import ConfigError, HardpointError, PluginConflictError, P
 from hardpoint.installed import Installed, complaint, same_as
 from hardpoint.offers import chosen_offers
 from hardpoint.records import Change, Offer, Verdict
+from hardpoint.references import resolve_class
 
 if TYPE_CHECKING:
     from hardpoint.config import Config
+    from hardpoint.executor import Executor
     from hardpoint.platform import Platform
 
 _logger = logging.getLogger("hardpoint.registry")
@@ -141,8 +143,7 @@ class Registry:
                     if self._installed.attempt("extension", name).state == "loaded":
                         self._installed.use("extension", name)
                 self._extensions_loaded = True
-        keys = self._hooks.in_use()
-        return tuple(self._installed.find(*key) for key in keys if key[0] == "extension")
+        return self.used("extension")
 
     def settings(self, kind: str, name: str) -> object | None:
         """Return a plugin's settings: an instance of the class that its record declares, or None.
@@ -172,6 +173,16 @@ class Registry:
                     raise complaint(self._installed.fail("platform", name, error)) from error
             return self._platforms[name]
 
+    def executor(self, name: str) -> type[Executor]:
+        """Return the class of the executor ``name``. Raises as :meth:`load`."""
+        from hardpoint.executor import Executor
+
+        plugin = self.load("executor", name)
+        try:
+            return resolve_class(plugin.record.executor, Executor)
+        except PluginError as error:
+            raise complaint(self._installed.fail("executor", name, error)) from error
+
     def verdict(self, kind: str, name: str, *, named: bool = False) -> Verdict:
         """Return the probe's verdict on a platform or an executor, probing once a registry.
 
@@ -193,18 +204,14 @@ class Registry:
 
     # Hooks of the plugins in use.
 
-    def configure(
-        self, config: Config, platform: Platform
-    ) -> tuple[tuple[str, tuple[Change, ...]], ...]:
-        """Return (plugin's name, its changes of ``config``) for each plugin in use that has any.
+    def configure(self, config: Config, platform: Platform) -> tuple[tuple[str, Change], ...]:
+        """Return (plugin's name, change of ``config``) for each change that a plugin in use wants.
 
         Called by :mod:`hardpoint.config.resolution` in the driver.
         """
         self._installed.use("platform", platform.name)
-        changes: dict[str, tuple[Change, ...]] = {}
-        for plugin, change in self._records("hardpoint_configure", Change, {"config": config}):
-            changes[plugin.name] = (*changes.get(plugin.name, ()), change)
-        return tuple(changes.items())
+        changes = self._records("hardpoint_configure", Change, {"config": config})
+        return tuple((plugin.name, change) for plugin, change in changes)
 
     def worker_class(self, config: Config, platform: Platform) -> str:
         """Return the reference of the Worker class: that of the extension which ``config.worker``
@@ -270,6 +277,10 @@ class Registry:
         if not self._extensions_loaded:
             self.extensions()
         self._hooks.announce(hook, arguments)
+
+    def used(self, kind: str) -> tuple[Plugin, ...]:
+        """Return the plugins of one kind that are in use."""
+        return tuple(self._installed.find(*key) for key in self._hooks.in_use() if key[0] == kind)
 
     def listens(self, hook: str) -> bool:
         """Whether a plugin in use implements ``hook``."""

@@ -92,8 +92,9 @@ def select_executor(registry: Registry, config: Config, platform: Platform) -> t
     verdict = registry.verdict("executor", wanted, named=True)
     if not verdict.available:
         raise PluginError(f"executor {wanted!r} is not usable here: {verdict.reason}")
-    plugin = registry.use("executor", wanted)
-    return resolve_class(plugin.record.executor, Executor)
+    executor = registry.executor(wanted)
+    registry.use("executor", wanted)
+    return executor
 
 
 def default_executor(placement: Placement) -> str:

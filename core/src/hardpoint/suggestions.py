@@ -55,9 +55,12 @@ def how_to_install(name: str) -> str:
 
 
 def not_found(kind: str, name: str, plugins: Sequence[Plugin]) -> PluginNotFoundError:
-    """Build the error for a plugin that was asked for by name and is not installed."""
-    same_kind = [plugin for plugin in plugins if plugin.kind == kind]
-    other = next((p for p in plugins if p.name == name and p.kind not in (kind, "command")), None)
+    """Return the error for a plugin that was asked for by name and is not installed; ``kind`` is
+    ``"plugin"`` where any kind would do.
+    """
+    plugins = [plugin for plugin in plugins if plugin.kind != "command"]
+    same_kind = [plugin for plugin in plugins if kind in (plugin.kind, "plugin")]
+    other = next((p for p in plugins if p.name == name and p not in same_kind), None)
     if other is not None:
         hint = f"{name!r} is an {other.kind}." if other.kind[0] in "aeiou" else ""
         hint = hint or f"{name!r} is a {other.kind}."

@@ -1,0 +1,51 @@
+"""The ``hardpoint`` command: runs one subcommand and turns what it raises into an exit code.
+
+Light on purpose: whatever is heavier than this file is imported within :func:`main`, so that an
+interrupt is quiet from the first moment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C: 128 and the number of the signal."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; the console script ``hardpoint`` calls it.
+
+    An error that Hardpoint raises on purpose becomes one paragraph on standard error and its own
+    exit code; a reader that went away (``| head``) ends the command quietly.
+    """
+    try:
+        code = _run(None if arguments is None else list(arguments))
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes standard output at exit and would complain of the same pipe again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
+
+
+def _run(arguments: list[str] | None) -> int:
+    import click
+
+    from hardpoint.cli_group import commands
+    from hardpoint.errors import HardpointError
+
+    try:
+        result = commands.main(args=arguments, prog_name="hardpoint", standalone_mode=False)
+        sys.stdout.flush()
+    except HardpointError as error:
+        click.echo(f"Error: {error}", err=True)
+        return error.exit_code
+    except click.exceptions.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    return result if isinstance(result, int) else 0
