@@ -1,4 +1,4 @@
-"""The subcommands: ``plugins`` and ``doctor`` here, the others by entry point, loaded when typed."""
+"""The subcommands: ``plugins`` and ``doctor`` here, the others by entry point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain text and JSON for the commands of core; columns without a library, so that they are quick."""
+"""Plain text and JSON for the commands of core; columns without a library, to be quick."""
 
 from __future__ import annotations
 

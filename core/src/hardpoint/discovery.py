@@ -9,10 +9,8 @@ these functions return.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -22,38 +20,27 @@ from attrs import evolve, field, frozen
 import hardpoint
 from hardpoint import hookspecs
 from hardpoint.errors import HardpointError, IncompatiblePluginError
+from hardpoint.metadata import GROUPS, Found, find, normalized
 from hardpoint.records import ExecutorRecord, ExtensionRecord, PlatformRecord
 from hardpoint.references import UnresolvedReferenceError
 
-_logger = logging.getLogger("hardpoint.discovery")
-
-GROUPS: Mapping[str, str] = MappingProxyType(
-    {
-        "platform": "hardpoint.platforms",
-        "executor": "hardpoint.executors",
-        "extension": "hardpoint.extensions",
-        "command": "hardpoint.commands",
-    }
-)
-"""Kind of plugin -> entry point group."""
+__all__ = [
+    "GROUPS",
+    "Found",
+    "Plugin",
+    "ResolvedPlugin",
+    "check_api",
+    "check_requirement",
+    "failed",
+    "find",
+    "judge",
+    "load",
+    "normalized",
+]
 
 _RECORDS: Mapping[str, type] = MappingProxyType(
     {"platform": PlatformRecord, "executor": ExecutorRecord, "extension": ExtensionRecord}
 )
-
-
-@frozen(kw_only=True)
-class Found:
-    """One entry point as the metadata has it: ``value`` is what it names, ``requires`` are the
-    distribution's own ``Requires-Dist`` lines.
-    """
-
-    kind: str
-    name: str
-    value: str
-    distribution: str
-    version: str
-    requires: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -112,47 +99,6 @@ class Plugin:
             version=self.version,
             entry_point=self.entry_point,
         )
-
-
-def normalized(distribution: str) -> str:
-    """Return a distribution's name as the packaging rules compare it."""
-    return re.sub(r"[-_.]+", "-", distribution).lower()
-
-
-def find(path: Sequence[str] | None = None) -> tuple[Found, ...]:
-    """Return every entry point of the Hardpoint groups on ``path`` (default: ``sys.path``).
-
-    Called in the driver and in workers. The same entry point found twice is one; a distribution
-    that an earlier path entry shadows does not count, as it would not be imported either.
-    """
-    importlib.invalidate_caches()
-    found: dict[tuple[str, ...], Found] = {}
-    for distribution in _distributions(path):
-        if (text := _entry_points_text(distribution)) is None:
-            continue
-        headers = _headers(distribution)
-        if _shadowed(distribution, headers["Name"][0], path):
-            continue
-        for kind, name, value in _entries(text):
-            key = (kind, name, value, normalized(headers["Name"][0]))
-            found.setdefault(
-                key,
-                Found(
-                    kind=kind,
-                    name=name,
-                    value=value,
-                    distribution=headers["Name"][0],
-                    version=headers["Version"][0],
-                    requires=tuple(headers["Requires-Dist"]),
-                ),
-            )
-    kinds = list(GROUPS)
-    return tuple(
-        sorted(
-            found.values(),
-            key=lambda each: (kinds.index(each.kind), each.name, each.distribution, each.value),
-        )
-    )
 
 
 def judge(
@@ -253,68 +199,6 @@ def failed(plugin: Plugin, error: BaseException, where: str = "") -> Plugin:
         error = error.__cause__
     reason = f"{where} raised {reason}" if where else reason
     return evolve(plugin, state="failed", reason=reason, error=error)
-
-
-def _distributions(path: Sequence[str] | None) -> Iterator[importlib.metadata.Distribution]:
-    if path is None:
-        return iter(importlib.metadata.distributions())
-    return iter(importlib.metadata.distributions(path=list(path)))
-
-
-def _entry_points_text(distribution: importlib.metadata.Distribution) -> str | None:
-    """Return the entry points' file if it has a group of ours; most distributions end here."""
-    try:
-        text = distribution.read_text("entry_points.txt")
-    except (OSError, UnicodeDecodeError) as error:
-        where = distribution.locate_file("")
-        _logger.warning("a distribution in %s has unreadable entry points: %s", where, error)
-        return None
-    return text if text and "[hardpoint." in text else None
-
-
-def _entries(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (kind, name, value) for the lines of our groups; broken lines yield what they have, so
-    that loading can name them.
-    """
-    kinds = {group: kind for kind, group in GROUPS.items()}
-    kind: str | None = None
-    for line in map(str.strip, text.splitlines()):
-        if line.startswith("["):
-            kind = kinds.get(line.strip("[] "))
-        elif kind is not None and line and not line.startswith(("#", ";")):
-            name, _, value = line.partition("=")
-            yield kind, name.strip(), value.strip()
-
-
-def _headers(distribution: importlib.metadata.Distribution) -> dict[str, list[str]]:
-    """Return Name, Version and Requires-Dist, by a line scan: a mail parser costs ten times as
-    much.
-    """
-    headers: dict[str, list[str]] = {"Name": [], "Version": [], "Requires-Dist": []}
-    try:
-        text = distribution.read_text("METADATA")
-        if text is None:
-            text = distribution.read_text("PKG-INFO") or ""
-            headers["Requires-Dist"] = list(distribution.requires or ())
-    except (OSError, UnicodeDecodeError):
-        text = ""
-    for line in text.splitlines():
-        if not line:
-            break
-        key, _, value = line.partition(":")
-        if key in headers:
-            headers[key].append(value.strip())
-    headers["Name"] = headers["Name"] or ["(unnamed distribution)"]
-    headers["Version"] = headers["Version"] or ["(no version)"]
-    return headers
-
-
-def _shadowed(
-    distribution: importlib.metadata.Distribution, name: str, path: Sequence[str] | None
-) -> bool:
-    where: dict[str, Any] = {} if path is None else {"path": list(path)}
-    first = next(iter(importlib.metadata.distributions(name=name, **where)), distribution)
-    return str(first.locate_file("")) != str(distribution.locate_file(""))
 
 
 def _plugin(found: Found) -> Plugin:
