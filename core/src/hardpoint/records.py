@@ -6,6 +6,7 @@ as they are.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -145,11 +146,17 @@ class Problem:
     origin: str = ""
 
     def __str__(self) -> str:
-        value = repr(self.value)
-        shown = value if len(value) <= 200 else f"{value[:200]}..."
+        shown = _short_form().repr(self.value)
         source = f" ({self.origin})" if self.origin else ""
         end = f" {self.way_out}" if self.way_out else ""
         return f"{self.key} = {shown}{source}: {self.message}{end}"
+
+
+def _short_form() -> reprlib.Repr:
+    """A repr that no hostile value makes long or deep."""
+    form = reprlib.Repr()
+    form.maxstring = form.maxother = form.maxlong = 160
+    return form
 
 
 @frozen(kw_only=True)

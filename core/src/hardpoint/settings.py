@@ -32,12 +32,12 @@ def structure_settings(
     ``origins`` (``Config.origins``) errors say who set a value. Raises ConfigError with every
     problem under its path ``plugins.NAME.KEY``, and PluginError if the class cannot be used.
     """
-    if isinstance(raw, cls):
-        return raw
     from cattrs.errors import BaseValidationError, StructureHandlerNotFoundError
 
     if not has(cls):
         raise PluginError(f"plugin {name!r}: its settings {cls!r} are no attrs class")
+    if isinstance(raw, cls):
+        return cast(T, raw)
     raw = {} if raw is None else raw
     path = f"plugins.{name}"
     if not isinstance(raw, Mapping):

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from attrs import Attribute, evolve, fields, frozen, has
 
 from hardpoint.config import values
-from hardpoint.config.problems import config_error, did_you_mean
+from hardpoint.config.problems import close, config_error, did_you_mean
 from hardpoint.config.schema import Config, PluginsConfig
 from hardpoint.records import Problem
 
@@ -147,8 +147,9 @@ def unknown_key(path: str, value: object, origin: str) -> Problem:
     elif last in [field.name for field in fields(SamplingParams)]:
         way_out = f"{last} is a sampling parameter, not a configuration key."
     elif path.startswith("plugins.") and path.count(".") == 1:
-        own = f"A plugin's own keys are {path}.KEY."
-        way_out = did_you_mean(path, [key for key in BY_PATH if "." in key], own)
+        near = close(last, [key.name for key in KEYS if key.section == "plugins"])
+        way_out = f"A plugin's own keys are {path}.KEY."
+        way_out = f"Did you mean plugins.{near[0]}?" if near else way_out
     return Problem(
         key=path,
         value=value,

@@ -45,6 +45,13 @@ class Setting:
     rank: int
 
 
+class TooDeep:
+    """Stands for a table that is nested deeper than any key."""
+
+    def __repr__(self) -> str:
+        return "{...}"
+
+
 def load_config(
     *,
     overrides: Mapping[str, Any] = {},
@@ -80,8 +87,9 @@ def _flatten(prefix: str, value: Any, origin: str, rank: int, depth: int = 0) ->
     """Yield the leaves of nested tables with their dotted paths."""
     key = BY_PATH.get(prefix)
     if not isinstance(value, Mapping) or depth > MAX_DEPTH:
+        leaf = TooDeep() if isinstance(value, Mapping) else value
         if value is not None:
-            yield Setting(path=prefix, value=value, origin=origin, rank=rank)
+            yield Setting(path=prefix, value=leaf, origin=origin, rank=rank)
         return
     if not value and prefix and not (prefix.startswith("plugins") and prefix.count(".") < 2):
         yield Setting(path=prefix, value=value, origin=origin, rank=rank)
@@ -112,20 +120,28 @@ def _read_toml(path: Path) -> Mapping[str, Any]:
     """Read a small regular file of TOML; ValueError says what is wrong with it."""
     import tomllib
 
+    content = _read_text(path)
     try:
-        if not path.is_file():
-            raise ValueError("is no regular file" if path.exists() else "there is no such file")
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ValueError(f"is larger than {MAX_FILE_BYTES} bytes")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8 at byte {error.start}") from None
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(content)
+    except ValueError as error:
         raise ValueError(f"is not valid TOML: {error}") from None
     except RecursionError:
         raise ValueError("is nested too deep") from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if not path.is_file():
+            reason = "is no regular file" if path.exists() else "there is no such file"
+        elif path.stat().st_size > MAX_FILE_BYTES:
+            reason = f"is larger than {MAX_FILE_BYTES} bytes"
+        else:
+            return path.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror or error}"
+    except UnicodeDecodeError as error:
+        reason = f"is not UTF-8 at byte {error.start}"
+    raise ValueError(reason)
 
 
 def _from_environment(environ: Mapping[str, str], problems: list[Problem]) -> list[Setting]:
@@ -193,7 +209,7 @@ def _entries(setting: Setting, problems: list[Problem]) -> Iterator[tuple[str, A
     key = find_key(setting.path)
     try:
         if key is None and is_plugin_key(setting.path):
-            if isinstance(setting.value, Mapping) and setting.value:
+            if isinstance(setting.value, TooDeep):
                 problems.append(_wrong_value(setting, f"is nested more than {MAX_DEPTH} deep"))
             else:
                 yield setting.path, setting.value

@@ -83,7 +83,8 @@ def structure_plugins(config: Config, registry: Registry) -> Config:
         if type(rival) is not type(found):
             raise PluginConflictError(
                 f"two plugins named {plugin.name!r} declare different settings, "
-                f"{type(rival).__qualname__} and {type(found).__qualname__}; plugins.{plugin.name} can be read as one of them only"
+                f"{type(rival).__qualname__} and {type(found).__qualname__}; "
+                f"plugins.{plugin.name} can be read as one of them only"
             )
     if problems:
         raise config_error([evolve(each, origin=_origin_of(config, each)) for each in problems])
@@ -110,9 +111,8 @@ def _check_change(config: Config, platform: Platform, plugin: str, change: Chang
     if key is None and not is_plugin_key(change.key):
         near = did_you_mean(change.key, [key.path for key in KEYS])
         raise PluginError(f"{wish}, which is not a configuration key. {near}".rstrip())
-    if (key is not None and key.path in CONSUMED) or change.key.startswith(
-        f"plugins.{platform.name}."
-    ):
+    consumed = change.key.startswith(f"plugins.{platform.name}.")
+    if consumed or (key is not None and key.path in CONSUMED):
         raise PluginError(f"{wish}, but that key has had its effect before plugins are asked")
     current = get(config, change.key)
     if config.is_explicit(change.key) and change.new != current:

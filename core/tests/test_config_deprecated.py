@@ -1,0 +1,86 @@
+"""Deprecations: at the right line, once, by Python's own memory of what was warned about."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+from hardpoint.deprecated import (
+    Deprecation,
+    HardpointDeprecationWarning,
+    warn_caller,
+    warn_implementer,
+)
+
+OLD = Deprecation(what="argument 'level'", instead="'tags'", removal="3.0")
+TEXT = "argument 'level' is deprecated and will be removed in version 3.0; use 'tags' instead"
+
+
+def module_of(name: str, source: str) -> types.ModuleType:
+    module = types.ModuleType(name)
+    exec(compile(source, f"/{name}.py", "exec"), module.__dict__)
+    return module
+
+
+def test_the_caller_outside_the_package_is_warned_however_deep_the_call():
+    inside = module_of(
+        "hardpoint.pretended",
+        "def deep(warn, old):\n    warn(old)\ndef old(warn, old):\n    deep(warn, old)\n",
+    )
+    with pytest.warns(HardpointDeprecationWarning, match=TEXT) as caught:
+        inside.old(warn_caller, OLD)
+    (warning,) = caught
+    assert warning.filename == __file__
+    lines = Path(__file__).read_text().splitlines()
+    assert "inside.old(warn_caller, OLD)" in lines[warning.lineno - 1]
+
+
+def test_a_package_with_a_similar_name_is_outside():
+    outside = module_of("hardpoint_other", "def use(warn, old):\n    warn(old)\n")
+    with pytest.warns(HardpointDeprecationWarning) as caught:
+        outside.use(warn_caller, OLD)
+    assert (caught[0].filename, caught[0].lineno) == ("/hardpoint_other.py", 2)
+
+
+def test_each_line_is_warned_once():
+    user = module_of("hardpoint_user", "def use(warn, old):\n    warn(old)\n    warn(old)\n")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            user.use(warn_caller, OLD)
+    assert [warning.lineno for warning in caught] == [2, 3]
+
+
+def test_the_implementer_is_warned_at_the_definition():
+    plugin = module_of(
+        "acme_plugin",
+        "import functools\n"
+        "def wrapped(f):\n"
+        "    @functools.wraps(f)\n"
+        "    def inner(*a):\n"
+        "        return f(*a)\n"
+        "    return inner\n"
+        "def hook(level):\n"
+        "    pass\n"
+        "class C:\n"
+        "    def method(self, level):\n"
+        "        pass\n"
+        "decorated = wrapped(hook)\n",
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for function in (plugin.hook, plugin.decorated, plugin.C().method, plugin.hook):
+            warn_implementer(OLD, function)
+    assert [(w.filename, w.lineno) for w in caught] == [
+        ("/acme_plugin.py", 7),
+        ("/acme_plugin.py", 10),
+    ]
+    assert all(str(w.message) == TEXT for w in caught)
+
+
+def test_what_has_no_code_is_warned_about_where_it_was_found():
+    with pytest.warns(HardpointDeprecationWarning) as caught:
+        warn_implementer(OLD, len)
+    assert caught[0].filename == __file__
