@@ -110,21 +110,34 @@ def _describe(folder: Path, fields: Fields, architecture: str, stored: str) -> M
 
 def _numbers(fields: Fields) -> dict[str, Any]:
     """Check what a Llama is built from, and bring its older and newer spellings to one."""
-    rope = Fields(
-        fields.path, fields.table("rope_parameters") or fields.table("rope_scaling") or {}
-    )
-    kind = rope.text("rope_type") or rope.text("type") or "default"
-    theta = fields.values if fields.values.get("rope_theta") is not None else rope.values
-    numbers: dict[str, Any] = {
-        "rope_theta": Fields(fields.path, theta).real("rope_theta", 10_000.0),
-        "rope_scaling": None if kind == "default" else {**rope.values, "rope_type": kind},
+    return {
+        **_rotary(fields),
         "rms_norm_eps": fields.real("rms_norm_eps", 1e-6),
         "hidden_act": fields.text("hidden_act", "silu"),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", False),
         "attention_bias": fields.flag("attention_bias", False),
         "mlp_bias": fields.flag("mlp_bias", False),
     }
-    return numbers
+
+
+def _rotary(fields: Fields) -> dict[str, Any]:
+    """Return ``rope_theta`` and ``rope_scaling`` (None: plain) from whichever keys hold them."""
+    key = "rope_parameters" if fields.values.get("rope_parameters") is not None else "rope_scaling"
+    rope = Fields(fields.path, fields.table(key) or {})
+    if any(isinstance(value, dict) for value in rope.values.values()):
+        return {}  # one table for each kind of layer: for the model that knows them
+    for part in (fields, rope):
+        if part.real("partial_rotary_factor", 1.0) != 1.0:
+            raise UnsupportedModelError(
+                f"{fields.path}: partial_rotary_factor is {part.values['partial_rotary_factor']}; "
+                f"heads that are rotated in part are not supported"
+            )
+    kind = rope.text("rope_type") or rope.text("type") or "default"
+    home = fields if fields.values.get("rope_theta") is not None else rope
+    return {
+        "rope_theta": home.real("rope_theta", 10_000.0),
+        "rope_scaling": None if kind == "default" else {**rope.values, "rope_type": kind},
+    }
 
 
 def _generation(folder: Path) -> Fields:

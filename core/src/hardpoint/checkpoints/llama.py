@@ -37,8 +37,6 @@ INSIDE: Final = MappingProxyType(
     }
 )
 BLOCK: Final = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
-INFERRED: Final = ("model.rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq")
-"""Tensors of old checkpoints that follow from the configuration; nobody needs them."""
 
 
 def hf_name(gguf_name: str) -> str | None:

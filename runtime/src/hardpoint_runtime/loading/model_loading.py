@@ -19,25 +19,35 @@ class LoadableModel(Protocol):
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Name, as in a Hugging Face checkpoint, and shape of each tensor the model needs."""
 
+    def is_ignorable(self, name: str) -> bool:
+        """Whether a checkpoint may bring this tensor although the model has no use for it."""
+
     def load_weight(self, name: str, tensor: Tensor) -> None:
         """Take one tensor, whole and on the host, into its place (a part of a fused one, too)."""
 
 
-def check_weights(expected: Mapping[str, tuple[int, ...]], weights: Weights) -> None:
-    """Raise CheckpointError, naming the tensors, unless the weights are exactly those expected.
+def check_weights(model: LoadableModel, weights: Weights) -> Mapping[str, tuple[int, ...]]:
+    """Return what the model needs; raise CheckpointError, naming the tensors, unless the weights
+    are just that, in the right shapes, besides what is ignorable.
 
-    Costs nothing but names, so it is called before the model's memory is allocated.
+    Costs names only: nothing is read.
     """
-    if missing := [name for name in expected if name not in weights.shapes]:
+    expected, held = model.weight_shapes(), weights.shapes
+    if missing := [name for name in expected if name not in held]:
         raise CheckpointError(f"{len(missing)} weights of the model are missing: {some(missing)}")
-    if extra := [name for name in weights.shapes if name not in expected]:
-        raise CheckpointError(f"{len(extra)} weights have no place in the model: {some(extra)}")
+    extra = [name for name in held if name not in expected and not model.is_ignorable(name)]
+    if extra:
+        raise CheckpointError(
+            f"{len(extra)} weights have no place in the model as its configuration describes it: "
+            f"{some(extra)}"
+        )
     for name, shape in expected.items():
-        if tuple(weights.shapes[name]) != tuple(shape):
+        if tuple(held[name]) != tuple(shape):
             raise CheckpointError(
-                f"weight {shown(name)} has shape {list(weights.shapes[name])}, but its place in "
-                f"the model has {list(shape)}"
+                f"weight {shown(name)} has shape {list(held[name])}, but its place in the model "
+                f"has {list(shape)}"
             )
+    return expected
 
 
 def load_into(
@@ -52,9 +62,9 @@ def load_into(
     CancelledStepError is raised and the model is unfinished. Raises CheckpointError for missing,
     extra or misshapen tensors before the first one is read.
     """
-    check_weights(model.weight_shapes(), weights)
+    expected = check_weights(model, weights)
     given = 0
-    stream = weights.iterate(dtype)
+    stream = weights.iterate(dtype, expected)
     while True:
         if cancelled():
             raise CancelledStepError(f"loading was ended after {given} bytes of weights")

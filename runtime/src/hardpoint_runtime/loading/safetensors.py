@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from hardpoint.checkpoints.description import ModelDescription
-from hardpoint.checkpoints.llama import INFERRED
 from hardpoint.checkpoints.safetensors import SafetensorsCheckpoint
 from hardpoint.checkpoints.tables import TensorEntry, shown
 from hardpoint.errors import UnsupportedModelError
@@ -24,20 +23,17 @@ class SafetensorsWeights(Weights):
                 f"supported yet; use the original model"
             )
         self._checkpoint = SafetensorsCheckpoint(description.path)
-        tied = bool(description.hf_config.get("tie_word_embeddings"))
         try:
-            self._entries = self._usable(tied)
+            self._entries = self._usable()
         except BaseException:
             self.close()
             raise
         self.shapes = {name: entry.shape for name, entry in self._entries.items()}
 
-    def _usable(self, tied: bool) -> dict[str, TensorEntry]:
+    def _usable(self) -> dict[str, TensorEntry]:
         entries: dict[str, TensorEntry] = {}
         for file in self._checkpoint.files:
             for entry in sorted(file.tensors.values(), key=lambda entry: entry.offset):
-                if entry.name.endswith(INFERRED) or (tied and entry.name == "lm_head.weight"):
-                    continue
                 if entry.type not in PLAIN:
                     raise UnsupportedModelError(
                         f"{file.path}: tensor {shown(entry.name)} is of type {entry.type}, which "

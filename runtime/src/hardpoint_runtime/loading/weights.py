@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Self
 
 import torch
@@ -23,14 +23,18 @@ class Weights(ABC):
         """The Hugging Face names of all tensors."""
         return tuple(self.shapes)
 
-    def iterate(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yield each name with its tensor, on the host, contiguous, in ``dtype``.
+    def iterate(
+        self, dtype: torch.dtype, names: Container[str] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yield each name (of those in ``names``, if given) with its tensor, on the host,
+        contiguous, in ``dtype``.
 
         Each tensor is the receiver's own: nothing here keeps or reuses it. Only one is in memory at
         a time if the receiver lets go of it. Raises CheckpointError naming the tensor.
         """
         for name in self.shapes:
-            yield name, self.read(name, dtype)
+            if names is None or name in names:
+                yield name, self.read(name, dtype)
 
     @abstractmethod
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
