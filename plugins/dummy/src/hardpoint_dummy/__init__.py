@@ -1,1 +1,4 @@
-"""A complete, deterministic platform without hardware for Hardpoint: the one to copy"""
+"""The ``dummy`` platform: complete, deterministic, without hardware or array library.
+
+The platform to copy when bringing up hardware, and the one that core and engine are tested on.
+"""

@@ -1,0 +1,103 @@
+"""What one step says of each sampled request: tokens, logprobs, drafts, unwritten cells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hardpoint.messages import GrammarOutput, Logprobs, SchedulerOutput
+
+from hardpoint_dummy.drafting import propose
+from hardpoint_dummy.requests import RequestState
+from hardpoint_dummy.sampling import Context, choose, gather_rows, logprob_row
+
+if TYPE_CHECKING:
+    from hardpoint_dummy.model_runner import DummyModelRunner
+
+Row = tuple[tuple[int, ...], tuple[float, ...], int]
+
+
+class RowSampler:
+    """Samples the requests of one step and gathers what goes into its output beside the tokens."""
+
+    def __init__(
+        self, runner: DummyModelRunner, step: SchedulerOutput, grammar: GrammarOutput | None
+    ) -> None:
+        self._runner = runner
+        self._model = runner.get_model()
+        self._step = step
+        description = runner.config.description
+        self._end_ids = frozenset(description.eos_token_ids) if description else frozenset()
+        self._masks: dict[str, tuple[bytes, ...]] = (
+            dict(zip(grammar.req_ids, grammar.masks, strict=True)) if grammar else {}
+        )
+        self._most_drafts = runner.config.speculative.num_speculative_tokens
+        self.logprobs: dict[str, Logprobs] = {}
+        self.prompt_logprobs: dict[str, Logprobs] = {}
+        self.pooled: dict[str, tuple[float, ...]] = {}
+        self.drafts: dict[str, tuple[int, ...]] = {}
+        self.unwritten: dict[str, int] = {}
+        """Request -> how many cells it read that nobody had written (a real device's NaNs)."""
+
+    def sample(self, state: RequestState) -> tuple[int, ...]:
+        """Choose the next tokens of one request: one, and one more for each accepted draft."""
+        self._score_prompt(state)
+        if state.extra.pooling:
+            self.pooled[state.req_id] = self._model.pooled(self._read(state, len(state.tokens)))
+            return ()
+        drafts = self._step.drafts.get(state.req_id, ())
+        masks = self._masks.get(state.req_id, ())
+        chosen: list[int] = []
+        rows: list[Row] = []
+        for index in range(len(drafts) + 1):
+            reading = self._read(state, len(state.tokens))
+            mask = masks[index] if index < len(masks) else None
+            token = self._choose(state, reading, mask)
+            rows += self._score(state, reading, token)
+            chosen.append(token)
+            state.tokens.append(token)
+            if index < len(drafts) and drafts[index] != token:
+                break
+        if rows:
+            self.logprobs[state.req_id] = gather_rows(rows)
+        self._propose(state)
+        return tuple(chosen)
+
+    def _read(self, state: RequestState, length: int) -> int:
+        cells = self._runner.cache.contents(state.blocks, length)
+        unwritten = sum(group.count(0) for group in cells)
+        if unwritten:
+            self.unwritten[state.req_id] = unwritten
+        return self._model.state(cells)
+
+    def _choose(self, state: RequestState, reading: int, mask: bytes | None) -> int:
+        context = Context(
+            prompt=state.prompt, output=state.output, end_ids=self._end_ids, mask=mask
+        )
+        return choose(self._model, reading, state.sampling, context)
+
+    def _score(self, state: RequestState, reading: int, token: int) -> list[Row]:
+        params = state.sampling
+        if params.logprobs is None and params.logprob_token_ids is None:
+            return []
+        logits = self._model.logits(reading)
+        return [logprob_row(logits, token, params.logprobs or 0, params.logprob_token_ids)]
+
+    def _score_prompt(self, state: RequestState) -> None:
+        count = state.sampling.prompt_logprobs
+        if count is None or state.prompt_scored:
+            return
+        state.prompt_scored = True
+        prompt = state.prompt
+        rows = [
+            logprob_row(self._model.logits(self._read(state, length)), prompt[length], count)
+            for length in range(1, len(prompt))
+        ]
+        self.prompt_logprobs[state.req_id] = gather_rows(rows)
+
+    def _propose(self, state: RequestState) -> None:
+        if not self._most_drafts:
+            return
+        cells = self._runner.cache.contents(state.blocks, len(state.tokens) - 1)
+        self.drafts[state.req_id] = propose(
+            self._model, cells, state.tokens[-1], self._runner.salt(state), self._most_drafts
+        )

@@ -1,0 +1,143 @@
+"""Choosing a token: every parameter over the fake logits, in plain Python.
+
+Order: bias, penalties, masks, temperature, min-p, top-k, top-p, one draw. A draw is a function of
+(seed, position) alone, so batch-mates, chunking and preemption cannot change it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from attrs import frozen
+from hardpoint.messages import Logprobs
+from hardpoint.sampling_params import SamplingParams
+
+from hardpoint_dummy.model import FakeModel, mix
+
+_OUT = -math.inf
+
+
+@frozen(kw_only=True)
+class Context:
+    """What a choice may depend on beside the state. ``mask`` is a grammar row or None."""
+
+    prompt: Sequence[int]
+    output: Sequence[int]
+    end_ids: frozenset[int]
+    mask: bytes | None = None
+
+    @property
+    def position(self) -> int:
+        """The position that the chosen token will have."""
+        return len(self.prompt) + len(self.output)
+
+
+def choose(model: FakeModel, state: int, params: SamplingParams, context: Context) -> int:
+    """Return the next token."""
+    if params.greedy and context.mask is None and _is_plain(params, context):
+        return model.best(state)
+    logits = model.logits(state)
+    _shape(logits, params, context)
+    if params.greedy:
+        return max(range(len(logits)), key=logits.__getitem__)
+    return _draw(_candidates(logits, params), params, context.position)
+
+
+def logprob_row(
+    logits: Sequence[float], token: int, count: int, also: Sequence[int] | None = None
+) -> tuple[tuple[int, ...], tuple[float, ...], int]:
+    """Return (ids, logprobs, rank) of ``token`` and of the ``count`` best (-1: all), or of the ids
+    in ``also``.
+    """
+    peak = max(logits)
+    norm = peak + math.log(sum(math.exp(x - peak) for x in logits))
+    if also is not None:
+        others = list(also)
+    else:
+        order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+        others = order if count < 0 else order[:count]
+    ids = (token, *others)
+    rank = sum(1 for x in logits if x >= logits[token])
+    return ids, tuple(logits[i] - norm for i in ids), rank
+
+
+def gather_rows(rows: Sequence[tuple[tuple[int, ...], tuple[float, ...], int]]) -> Logprobs:
+    """Return rows of :func:`logprob_row` as a message."""
+    return Logprobs(
+        ids=tuple(row[0] for row in rows),
+        values=tuple(row[1] for row in rows),
+        ranks=tuple(row[2] for row in rows),
+    )
+
+
+def _is_plain(params: SamplingParams, context: Context) -> bool:
+    return (
+        params.presence_penalty == 0
+        and params.frequency_penalty == 0
+        and params.repetition_penalty == 1
+        and not params.logit_bias
+        and params.allowed_token_ids is None
+        and len(context.output) >= params.min_tokens
+    )
+
+
+def _shape(logits: list[float], params: SamplingParams, context: Context) -> None:
+    for token, bias in (params.logit_bias or {}).items():
+        logits[token] += max(-100.0, min(100.0, bias))
+    counts = Counter(context.output)
+    for token in counts.keys() | set(context.prompt):
+        if params.repetition_penalty != 1:
+            factor = params.repetition_penalty
+            logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
+        if counts[token]:
+            logits[token] -= counts[token] * params.frequency_penalty + params.presence_penalty
+    if len(context.output) < params.min_tokens:
+        for token in (*context.end_ids, *params.stop_token_ids):
+            logits[token] = _OUT
+    if params.allowed_token_ids is not None:
+        _keep(logits, set(params.allowed_token_ids).__contains__)
+    if context.mask is not None:
+        mask = context.mask
+        _keep(logits, lambda token: bool(mask[token // 8] >> (token % 8) & 1))
+
+
+def _keep(logits: list[float], allowed: Callable[[int], bool]) -> None:
+    for token in range(len(logits)):
+        if not allowed(token):
+            logits[token] = _OUT
+
+
+def _candidates(logits: Sequence[float], params: SamplingParams) -> list[tuple[int, float]]:
+    """Return (token, probability) of those that can be drawn, most likely first."""
+    temperature = params.effective_temperature
+    peak = max(logits)
+    weights = [(math.exp((x - peak) / temperature), token) for token, x in enumerate(logits)]
+    ranked = sorted(((w, t) for w, t in weights if w >= params.min_p and w > 0), key=_best_first)
+    if params.top_k > 0:
+        ranked = ranked[: params.top_k]
+    total = sum(weight for weight, _ in ranked)
+    kept: list[tuple[int, float]] = []
+    mass = 0.0
+    for weight, token in ranked:
+        if mass >= params.top_p and kept:
+            break
+        kept.append((token, weight / total))
+        mass += weight / total
+    return kept
+
+
+def _best_first(pair: tuple[float, int]) -> tuple[float, int]:
+    return (-pair[0], pair[1])
+
+
+def _draw(candidates: Sequence[tuple[int, float]], params: SamplingParams, position: int) -> int:
+    """Return the token at which the cumulative probability exceeds the draw of (seed, position)."""
+    total = sum(probability for _, probability in candidates)
+    left = mix(mix(params.seed or 0) ^ position) / 2**64 * total
+    for token, probability in candidates:
+        left -= probability
+        if left < 0:
+            return token
+    return candidates[-1][0]
