@@ -1,1 +1,43 @@
-"""The reference driver for Hardpoint: scheduler, KV blocks, tokenizer front, LLM class"""
+"""The reference driver: scheduler, KV blocks, tokenizer, LLM. Importing it imports none of them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hardpoint.sampling_params import SamplingParams
+
+    from hardpoint_engine.admission import AdmissionPolicy
+    from hardpoint_engine.llm import LLM
+    from hardpoint_engine.outputs import CompletionOutput, RequestOutput
+
+API = (1, 0)
+"""The number of this distribution's own promises: LLM, its outputs, AdmissionPolicy."""
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "API",
+    "LLM",
+    "AdmissionPolicy",
+    "CompletionOutput",
+    "RequestOutput",
+    "SamplingParams",
+]
+
+_HOMES = {
+    "LLM": "hardpoint_engine.llm",
+    "AdmissionPolicy": "hardpoint_engine.admission",
+    "CompletionOutput": "hardpoint_engine.outputs",
+    "RequestOutput": "hardpoint_engine.outputs",
+    "SamplingParams": "hardpoint.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name's module when the name is first used: commands must start light."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)

@@ -1,0 +1,135 @@
+"""Standard output of ``hardpoint generate``: the answer and nothing else, as it comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from hardpoint_engine.llm import LLM
+    from hardpoint_engine.outputs import RequestOutput
+    from hardpoint_engine.request import RequestMetrics
+    from hardpoint_engine.result_stream import ResultStream
+
+CLOSED_PIPE = 141
+"""Exit code when nobody reads the answer any more: 128 + SIGPIPE, as other programs' in a pipe."""
+
+
+class ClosedOutputError(Exception):
+    """Whoever read standard output has gone."""
+
+
+class AnswerStream:
+    """Writes to ``out`` (standard output), each piece flushed: a pipe gets it at once, too.
+
+    Characters that the output's encoding lacks are replaced. Raises ClosedOutputError.
+    """
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = sys.stdout if out is None else out
+        self._encoding = getattr(self._out, "encoding", None) or "utf-8"
+
+    @property
+    def unicode(self) -> bool:
+        """Whether every character can be written."""
+        return self._encoding.lower().replace("-", "") == "utf8"
+
+    def write(self, text: str) -> None:
+        """Write and flush ``text``."""
+        if not text:
+            return
+        if not self.unicode:
+            text = text.encode(self._encoding, "replace").decode(self._encoding)
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except BrokenPipeError:
+            raise ClosedOutputError from None
+
+
+def show_answers(streams: Sequence[ResultStream], out: AnswerStream) -> list[RequestOutput]:
+    """Write all answers in order, the current one as it grows, each ending its line; return the
+    results.
+    """
+    results = []
+    for stream in streams:
+        current, shown, last = 0, 0, None
+        for result in stream:
+            last = result
+            while current < len(result.outputs):
+                answer = result.outputs[current]
+                out.write(answer.text[shown:])
+                shown = len(answer.text)
+                if not answer.finished:
+                    break
+                out.write("" if answer.text.endswith("\n") else "\n")
+                current, shown = current + 1, 0
+        if last is not None:
+            results.append(last)
+    return results
+
+
+def last_results(streams: Sequence[ResultStream]) -> list[RequestOutput]:
+    """Generate all answers to their end and return the results."""
+    results = []
+    for stream in streams:
+        last = None
+        for result in stream:
+            last = result
+        if last is not None:
+            results.append(last)
+    return results
+
+
+def document(
+    llm: LLM, executor: str, prompts: Sequence[str], results: Sequence[RequestOutput]
+) -> dict[str, Any]:
+    """Return what ``--json`` prints: one entry for each answer, with the prompt as it was given."""
+    return {
+        "results": [
+            {
+                "prompt": prompt,
+                "text": answer.text,
+                "token_ids": answer.token_ids,
+                "finish_reason": answer.finish_reason,
+                "metrics": metrics_table(result.metrics),
+            }
+            for prompt, result in zip(prompts, results, strict=True)
+            for answer in result.outputs
+        ],
+        "platform": llm.platform.name,
+        "executor": executor,
+        "model": str(llm.description.path),
+    }
+
+
+def metrics_table(metrics: RequestMetrics | None) -> dict[str, Any] | None:
+    """Return a request's metrics as plain data, times in seconds."""
+    if metrics is None:
+        return None
+    names = (
+        "num_prompt",
+        "num_output",
+        "num_cached",
+        "num_preemptions",
+        "time_in_queue",
+        "time_to_first_token",
+        "time_per_output_token",
+        "duration",
+    )
+    return {name: getattr(metrics, name) for name in names}
+
+
+def write_document(content: dict[str, Any], out: AnswerStream) -> None:
+    """Write the one JSON document."""
+    out.write(json.dumps(content, ensure_ascii=not out.unicode) + "\n")
+
+
+def discard_output() -> None:
+    """Send what is still buffered for standard output to nowhere, so that the end stays quiet."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -1,0 +1,145 @@
+"""The options of ``hardpoint generate``: every configuration key and every sampling parameter, by
+its own name. Light: a command's help must not load the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+from attrs import Attribute, fields
+from hardpoint.config.keys import KEYS, Key
+from hardpoint.errors import InvalidRequestError
+from hardpoint.sampling_params import SamplingParams
+
+SAMPLING_HELP: Mapping[str, str] = {
+    "temperature": "0 takes the best token; higher is more varied",
+    "top_p": "draw from the best tokens that together have this probability",
+    "top_k": "draw from this many best tokens; 0: all",
+    "min_p": "drop tokens below this share of the best one's probability",
+    "presence_penalty": "subtracted from tokens that were generated before",
+    "frequency_penalty": "subtracted for each time a token was generated before",
+    "repetition_penalty": "divides the odds of tokens of prompt and answer",
+    "max_tokens": "length of an answer in tokens",
+    "min_tokens": "no end before so many tokens",
+    "stop": "text that ends the answer; may be given again",
+    "stop_token_ids": "token ids that end the answer: 1,2,...",
+    "ignore_eos": "go on after the model's own end token",
+    "include_stop": "leave what ended the answer in its text",
+    "skip_special_tokens": "leave special tokens out of the text",
+    "n": "answers for each prompt",
+    "logprobs": "compute so many log-probabilities for each token",
+    "prompt_logprobs": "compute so many for each token of the prompt",
+    "bad_words": "text that may not be generated; may be given again",
+    "allowed_token_ids": "the only token ids that may be generated: 1,2,...",
+}
+"""The parameters that are flags. ``seed`` is a configuration key of that name."""
+
+DRAWING = ("top_p", "top_k", "min_p", "n")
+"""Flags that only mean something when tokens are drawn."""
+DEFAULTS: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": 512}
+"""Where a person at a terminal wants something else than SamplingParams gives by itself."""
+
+
+def configuration_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate ``command`` with a flag for every configuration key, plus --config and --set."""
+    for key in reversed(KEYS):
+        if key.flag is not None:
+            command = _configuration_option(key)(command)
+    command = click.option(
+        "--set", "sets", multiple=True, metavar="KEY=VALUE", help="set any key; may be given again"
+    )(command)
+    return click.option("--config", "config_file", metavar="FILE", help="TOML file with keys")(
+        command
+    )
+
+
+def _configuration_option(key: Key) -> Callable[..., Any]:
+    name = parameter_name(key)
+    flag = str(key.flag)
+    if key.type is bool:
+        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=key.help)
+    metavar = "|".join(key.choices) or {int: "N", float: "X", tuple: "A,B"}.get(key.type, "TEXT")
+    return click.option(flag, name, metavar=metavar, help=key.help)
+
+
+def parameter_name(key: Key) -> str:
+    """Return the name by which click hands over the flag of ``key``."""
+    return "key_" + key.path.replace(".", "_")
+
+
+def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate ``command`` with a flag for every sampling parameter in ``SAMPLING_HELP``."""
+    by_name = {attribute.name: attribute for attribute in fields(SamplingParams)}
+    for name in reversed(list(SAMPLING_HELP)):
+        command = _sampling_option(by_name[name])(command)
+    return command
+
+
+def _sampling_option(attribute: Attribute[Any]) -> Callable[..., Any]:
+    flag = "--" + attribute.name.replace("_", "-")
+    own = DEFAULTS.get(attribute.name, attribute.default)
+    shown = f" [default: {own:g}]" if isinstance(own, int | float) and own is not False else ""
+    if attribute.name == "temperature":
+        shown = (
+            f" [default: 0, or 1 with --seed or a flag that asks for a draw ({_drawing_flags()})]"
+        )
+    about = SAMPLING_HELP[attribute.name] + shown
+    kind = str(attribute.type)
+    if kind == "bool":
+        return click.option(f"{flag}/--no-{flag[2:]}", attribute.name, default=None, help=about)
+    metavar = {"f": "X", "i": "N"}.get(kind[0], "IDS" if "int" in kind else "TEXT")
+    several = kind.startswith("tuple")
+    return click.option(flag, attribute.name, multiple=several, metavar=metavar, help=about)
+
+
+def _drawing_flags() -> str:
+    return ", ".join("--" + name.replace("_", "-") for name in DRAWING)
+
+
+def given_flags(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration flags that were given: key path -> value."""
+    found = {key.path: options.get(parameter_name(key)) for key in KEYS}
+    return {path: value for path, value in found.items() if value is not None}
+
+
+def sampling_of(options: Mapping[str, Any], *, seeded: bool) -> SamplingParams:
+    """Return the parameters that the flags ask for. Raises InvalidRequestError.
+
+    A flag that shapes a draw (``seeded``: the key ``seed`` is set) would be without effect at
+    temperature 0; the default is 1 then.
+    """
+    types = {attribute.name: str(attribute.type) for attribute in fields(SamplingParams)}
+    given = {
+        name: _read(name, types[name], options[name])
+        for name in SAMPLING_HELP
+        if options.get(name) not in (None, ())
+    }
+    defaults = dict(DEFAULTS)
+    if seeded or any(name in given for name in DRAWING):
+        del defaults["temperature"]
+    if "min_tokens" in given:
+        defaults["max_tokens"] = max(defaults["max_tokens"], given["min_tokens"])
+    return SamplingParams.from_mapping({**defaults, **given})
+
+
+def _read(name: str, kind: str, value: Any) -> Any:
+    """Return a flag's text as the parameter's type."""
+    if kind.startswith("tuple[int"):
+        parts = [part for text in value for part in text.split(",") if part.strip()]
+        return tuple(_number(name, int, part, "whole numbers") for part in parts)
+    if kind.startswith("int"):
+        return _number(name, int, value, "a whole number")
+    if kind.startswith("float"):
+        return _number(name, float, value, "a number")
+    return value
+
+
+def _number(name: str, kind: type, text: str, what: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise InvalidRequestError(
+            f"{name} must be {what}, not {text!r}", field=name, value=text
+        ) from None

@@ -1,0 +1,33 @@
+"""``hardpoint generate``, declared. Light: its help must not load the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hardpoint_engine.command_options import configuration_options, sampling_options
+from hardpoint_engine.interruption import interruptible
+
+
+@click.command(
+    short_help="answer a question, or continue a text",
+    context_settings={"max_content_width": 100},
+)
+@click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
+@click.option("--raw", is_flag=True, help="continue the text as it is, without a chat template")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON document at the end")
+@sampling_options
+@configuration_options
+def generate(prompts: tuple[str, ...], raw: bool, as_json: bool, **options: Any) -> None:
+    """Answer each PROMPT, a question, through the model's chat template; - reads it from standard
+    input.
+
+    Only the answer goes to standard output, as it is generated. What was chosen, and all else, goes
+    to standard error.
+    """
+    with interruptible():
+        from hardpoint_engine.generate_command import run
+
+        code = run(prompts, options, raw=raw, as_json=as_json)
+    click.get_current_context().exit(code)

@@ -1,0 +1,146 @@
+"""``hardpoint generate``, carried out."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hardpoint.config import Config
+from hardpoint.config.loading import load_config
+from hardpoint.errors import HardpointError, InvalidRequestError, RemoteError
+from hardpoint.sampling_params import SamplingParams
+
+from hardpoint_engine import answer_stream
+from hardpoint_engine.answer_stream import AnswerStream, ClosedOutputError
+from hardpoint_engine.command_options import given_flags, sampling_of
+from hardpoint_engine.llm import LLM
+from hardpoint_engine.outputs import RequestOutput
+from hardpoint_engine.prompts import numbered
+from hardpoint_engine.result_stream import ResultStream
+
+STANDARD_INPUT = "-"
+
+
+def run(prompts: Sequence[str], options: Mapping[str, Any], *, raw: bool, as_json: bool) -> int:
+    """Do what the command line says and return the exit code. Raises HardpointError for all that is
+    worth a paragraph.
+
+    What can be refused without the model is refused before it is loaded.
+    """
+    out = AnswerStream()
+    texts = read_prompts(prompts, raw=raw)
+    config = load_config(
+        flags=given_flags(options), file=options["config_file"], sets=options["sets"]
+    )
+    sampling = sampling_of(options, seeded=config.model.seed is not None)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=config.observability.log_level.upper(),
+        format="%(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        _generate(texts, config, sampling, out, raw=raw, as_json=as_json)
+    except RemoteError as error:
+        raise local_error(error) from None
+    except ClosedOutputError:
+        answer_stream.discard_output()
+        return answer_stream.CLOSED_PIPE
+    return 0
+
+
+def _generate(
+    texts: Sequence[str],
+    config: Config,
+    sampling: SamplingParams,
+    out: AnswerStream,
+    *,
+    raw: bool,
+    as_json: bool,
+) -> None:
+    with LLM.from_config(config, chat=not raw) as llm:
+        executor = executor_name(llm)
+        _tell(f"{llm.description.path.name} on platform {llm.platform.name}, executor {executor}")
+        streams = [
+            _queue(llm, text, sampling, index, len(texts), raw=raw)
+            for index, text in enumerate(texts)
+        ]
+        if as_json:
+            results = answer_stream.last_results(streams)
+            content = answer_stream.document(llm, executor, texts, results)
+            answer_stream.write_document(content, out)
+        else:
+            results = answer_stream.show_answers(streams, out)
+        _tell_of_cuts(results)
+
+
+def _queue(
+    llm: LLM, text: str, sampling: SamplingParams, index: int, count: int, *, raw: bool
+) -> ResultStream:
+    try:
+        if raw:
+            return llm.stream(text, sampling)
+        return llm.stream_chat([{"role": "user", "content": text}], sampling)
+    except InvalidRequestError as error:
+        raise numbered(error, index, count) from error
+
+
+def read_prompts(prompts: Sequence[str], *, raw: bool) -> list[str]:
+    """Return the prompts, ``-`` read from standard input without its last line end.
+
+    Raises InvalidRequestError for an empty one; a question of blanks alone is empty, too.
+    """
+    texts = []
+    for index, given in enumerate(prompts):
+        text = read_standard_input() if given == STANDARD_INPUT else given
+        if not text or not (raw or text.strip()):
+            where = f" {index + 1} of {len(prompts)}" if len(prompts) > 1 else ""
+            raise InvalidRequestError(
+                f"the prompt{where} is empty; give a question, or - to read it from standard input",
+                field="prompt",
+                value=text,
+            )
+        texts.append(text)
+    return texts
+
+
+def read_standard_input() -> str:
+    """Return standard input as text. Raises InvalidRequestError if it is not UTF-8."""
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"standard input is not UTF-8 at byte {error.start}", field="prompt", value="-"
+        ) from None
+
+
+def local_error(error: RemoteError) -> HardpointError:
+    """Return what a worker raised as a person wants it: the worker's own sentence if it was raised
+    on purpose, else type and message, without the remote traceback (which goes to the log).
+    """
+    logging.getLogger("hardpoint.generate").info("%s", error)
+    cause = error.__cause__
+    if isinstance(cause, HardpointError):
+        return cause
+    last = error.remote_traceback.strip().rpartition("\n")[2] or error.type_name
+    return HardpointError(f"worker rank {error.rank} failed: {last} (--log-level info shows where)")
+
+
+def executor_name(llm: LLM) -> str:
+    """Return the executor as it is configured: a plugin's name, or a class's reference."""
+    chosen = llm.config.executor
+    if isinstance(chosen, str):
+        return chosen
+    kind = type(llm.executor) if chosen is None else chosen
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _tell(text: str) -> None:
+    print(f"hardpoint: {text}", file=sys.stderr, flush=True)  # noqa: T201 - a command's own words
+
+
+def _tell_of_cuts(results: Sequence[RequestOutput]) -> None:
+    if any(answer.finish_reason == "length" for result in results for answer in result.outputs):
+        _tell("an answer ended at its length limit (--max-tokens, --max-model-len)")

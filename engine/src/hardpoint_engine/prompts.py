@@ -1,0 +1,159 @@
+"""What callers hand in, checked and in one shape, before anything is queued. Driver side."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import evolve, frozen
+from hardpoint.errors import InvalidRequestError
+from hardpoint.sampling_params import SamplingParams
+
+from hardpoint_engine.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+"""A text, or token ids."""
+
+
+@frozen(kw_only=True)
+class PromptTokens:
+    """A prompt as ids; ``text`` is None where ids were given."""
+
+    text: str | None
+    ids: tuple[int, ...]
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return one prompt, or several, as a list. A flat list of whole numbers is one prompt."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, Mapping) or not hasattr(prompts, "__iter__"):
+        raise InvalidRequestError(
+            f"prompts must be text, token ids, or a list of them, not {type(prompts).__name__}",
+            field="prompts",
+            value=prompts,
+        )
+    found: list[Any] = list(prompts)
+    one = bool(found) and not any(isinstance(item, str) or _is_list(item) for item in found)
+    return [found] if one else found
+
+
+def _is_list(item: object) -> bool:
+    return hasattr(item, "__iter__")
+
+
+def as_params(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    """Return one SamplingParams for each of ``count`` prompts."""
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    found = list(params)
+    for item in found:
+        if not isinstance(item, SamplingParams):
+            raise InvalidRequestError(
+                f"sampling parameters must be SamplingParams, not {type(item).__name__}",
+                field="sampling_params",
+                value=item,
+            )
+    if len(found) != count:
+        raise InvalidRequestError(
+            f"{len(found)} sampling parameters were given for {count} prompts; give one for all, "
+            "or one for each",
+            field="sampling_params",
+            value=len(found),
+        )
+    return found
+
+
+def as_tokens(
+    prompt: Prompt, tokenizer: Tokenizer, vocab_size: int, *, add_special_tokens: bool = True
+) -> PromptTokens:
+    """Return ``prompt`` as ids. Raises InvalidRequestError for an empty or malformed one."""
+    if isinstance(prompt, str):
+        if not prompt:
+            raise _empty(prompt)
+        ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        return PromptTokens(text=prompt, ids=check_ids(ids, vocab_size))
+    if not _is_list(prompt) or isinstance(prompt, bytes | Mapping):
+        raise InvalidRequestError(
+            f"a prompt must be text or token ids, not {type(prompt).__name__}",
+            field="prompt",
+            value=prompt,
+        )
+    return PromptTokens(text=None, ids=check_ids(prompt, vocab_size))
+
+
+def check_ids(ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """Return ``ids`` as plain ints of the vocabulary, at least one."""
+    checked = []
+    for position, value in enumerate(ids):
+        try:
+            number = operator.index(value)
+        except TypeError:
+            number = -1
+        if isinstance(value, bool) or not 0 <= number < vocab_size:
+            raise InvalidRequestError(
+                f"token {position} of the prompt is {value!r}; it must be a whole number from 0 to "
+                f"{vocab_size - 1}, the last id of this model's vocabulary",
+                field="prompt",
+                value=value,
+            )
+        checked.append(number)
+    if not checked:
+        raise _empty(ids)
+    return tuple(checked)
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InvalidRequestError for a conversation without a word, before any template is asked."""
+    if isinstance(messages, str | bytes | Mapping) or not _is_list(messages):
+        raise InvalidRequestError(
+            'messages must be a list of {"role": ..., "content": ...}',
+            field="messages",
+            value=messages,
+        )
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InvalidRequestError(
+                f'each message must be {{"role": ..., "content": ...}}, not {message!r}',
+                field="messages",
+                value=message,
+            )
+    content = messages[-1].get("content") if len(messages) else None
+    if content is None or (isinstance(content, str) and not content.strip()):
+        raise _empty(content)
+
+
+def is_conversation(messages: Sequence[Any]) -> bool:
+    """Whether ``messages`` is one conversation, not a list of them."""
+    return not messages or isinstance(messages[0], Mapping)
+
+
+def _empty(value: object) -> InvalidRequestError:
+    return InvalidRequestError(
+        "the prompt is empty; give at least one character or token", field="prompt", value=value
+    )
+
+
+def numbered(error: InvalidRequestError, index: int, count: int) -> InvalidRequestError:
+    """Return ``error`` saying which of several prompts it is about."""
+    if count == 1:
+        return error
+    return InvalidRequestError(
+        f"prompt {index + 1} of {count}: {error}", field=error.field, value=error.value
+    )
+
+
+def split(sampling: SamplingParams) -> list[SamplingParams]:
+    """Return the parameters of each of ``sampling.n`` answers; a given seed counts up."""
+    if sampling.n == 1:
+        return [sampling]
+    seed = sampling.seed
+    return [
+        evolve(sampling, n=1, seed=None if seed is None else seed + index)
+        for index in range(sampling.n)
+    ]

@@ -1,0 +1,116 @@
+"""Text to token ids and back, whatever file the vocabulary comes from. Driver side only.
+
+``load_tokenizer`` picks the reader by what lies at the path: a folder with ``tokenizer.json``
+(:mod:`hardpoint_engine.tokenizer_json`), a GGUF file (:mod:`hardpoint_engine.tokenizer_gguf`), or
+plain bytes for random weights (:mod:`hardpoint_engine.tokenizer_bytes`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hardpoint.errors import CheckpointError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from hardpoint.config import Config
+
+    from hardpoint_engine.detokenizer import Detokenizer
+
+DUMMY = "dummy"
+"""The load format of random weights, and the name of the model that has no files at all."""
+
+
+class Tokenizer(ABC):
+    """One vocabulary. Immutable, and safe to use from several threads at once.
+
+    ``chat_template`` is the source of the model's Jinja template, or None. ``template_values`` are
+    the strings that a template may ask for (``bos_token``, ``eos_token`` ...).
+    """
+
+    chat_template: str | None = None
+    template_values: Mapping[str, str]
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """How many ids there are, added tokens included."""
+
+    @abstractmethod
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Return the ids of ``text``.
+
+        ``add_special_tokens`` adds what the model wants around a text (a leading BOS, say);
+        rendered chat templates bring their own. Raises InvalidRequestError for text that is not
+        Unicode.
+        """
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of ``ids``; bytes that are no UTF-8 become U+FFFD."""
+
+    @abstractmethod
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
+        """Return a fresh incremental decoder whose pieces join to what :meth:`decode` gives."""
+
+
+def check_text(text: str) -> None:
+    """Raise InvalidRequestError if ``text`` holds half a surrogate pair (undecodable input bytes
+    do).
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"the prompt is not valid Unicode: {text[error.start]!r} at position {error.start}; "
+            "give it as UTF-8",
+            field="prompt",
+            value=text[error.start],
+        ) from None
+
+
+def tokenizer_source(config: Config) -> Path | None:
+    """Return the file or folder that ``config`` takes its vocabulary from; None for plain bytes.
+
+    Raises CheckpointError, before anything heavy is done, if a folder has no ``tokenizer.json``.
+    """
+    own = config.model.tokenizer
+    if own is None and config.load.load_format == DUMMY:
+        model = config.model.model
+        if model is None or model == DUMMY or not Path(model).exists():
+            return None
+    name = own if own is not None else config.model.model
+    if name is None:
+        return None
+    path = Path(name)
+    if own is not None and not path.exists():
+        raise CheckpointError(f"tokenizer = {own!r}: no such file or folder")
+    is_model = own is None
+    if path.is_dir() and not (path / "tokenizer.json").exists():
+        if is_model and not (path / "config.json").exists():
+            return path  # no model at all: the reader of its description says so
+        raise CheckpointError(
+            f"{path} has no tokenizer.json, the only tokenizer file read here. Save one there "
+            "(transformers: AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)), or name "
+            "another folder or file with the key tokenizer (--tokenizer)"
+        )
+    return path
+
+
+def load_tokenizer(source: Path | None) -> Tokenizer:
+    """Read the vocabulary at ``source``. Raises CheckpointError naming the file and what is wrong
+    with it.
+    """
+    if source is None:
+        from hardpoint_engine.tokenizer_bytes import ByteTokenizer
+
+        return ByteTokenizer()
+    if source.is_dir() or source.name.endswith(".json"):
+        from hardpoint_engine.tokenizer_json import read_json_tokenizer
+
+        return read_json_tokenizer(source)
+    from hardpoint_engine.tokenizer_gguf import read_gguf_tokenizer
+
+    return read_gguf_tokenizer(source)

@@ -1,0 +1,93 @@
+"""The tokenizer of a Hugging Face folder: ``tokenizer.json``, with ``tokenizer_config.json`` and
+``chat_template.jinja`` beside it. Nothing else of the folder is read, and no code is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hardpoint.checkpoints.files import contained, read_whole
+from hardpoint.errors import CheckpointError
+
+from hardpoint_engine.vocabulary import Vocabulary, build_checked
+
+MOST_VOCABULARY_BYTES = 256 << 20
+MOST_TEXT_BYTES = 4 << 20
+"""Larger files are refused unread: no known tokenizer is a tenth of that."""
+
+
+def read_json_tokenizer(source: Path) -> Vocabulary:
+    """Read the folder ``source``, or the folder of the ``tokenizer.json`` that it is.
+
+    Raises CheckpointError naming the file.
+    """
+    folder, name = (source, "tokenizer.json") if source.is_dir() else (source.parent, source.name)
+    import tokenizers
+
+    path = contained(folder, name)
+    data = read_whole(path, MOST_VOCABULARY_BYTES)
+    tokenizer = build_checked(
+        f"{path} is not a tokenizer that can be read",
+        lambda: tokenizers.Tokenizer.from_buffer(data),
+    )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    settings = _settings(folder)
+    return Vocabulary(
+        tokenizer, chat_template=_template(folder, settings), template_values=_values(settings)
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_whole(path, MOST_TEXT_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8: {error}") from None
+
+
+def _optional(folder: Path, name: str) -> str | None:
+    """Return the text of ``name``, or None where the folder has no such entry."""
+    if not (folder / name).exists() and not (folder / name).is_symlink():
+        return None
+    return _text(contained(folder, name))
+
+
+def _settings(folder: Path) -> Mapping[str, Any]:
+    text = _optional(folder, "tokenizer_config.json")
+    if text is None:
+        return {}
+    path = folder / "tokenizer_config.json"
+    try:
+        settings = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{path} must hold a table, not {type(settings).__name__}")
+    return settings
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """Return ``chat_template.jinja``, else the settings' template (of several, the default one)."""
+    if (own := _optional(folder, "chat_template.jinja")) is not None:
+        return own
+    given = settings.get("chat_template")
+    if isinstance(given, list):
+        named = {
+            entry.get("name"): entry.get("template") for entry in given if isinstance(entry, dict)
+        }
+        given = named.get("default")
+    return given if isinstance(given, str) else None
+
+
+def _values(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return every ``..._token`` of the settings as text; a token may be written as a table."""
+    values = {}
+    for key, value in settings.items():
+        if key.endswith("_token"):
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                values[key] = text
+    return values
