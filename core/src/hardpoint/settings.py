@@ -37,7 +37,7 @@ def structure_settings(
     if not has(cls):
         raise PluginError(f"plugin {name!r}: its settings {cls!r} are no attrs class")
     if isinstance(raw, cls):
-        return cast(T, raw)
+        return cast("T", raw)
     raw = {} if raw is None else raw
     path = f"plugins.{name}"
     if not isinstance(raw, Mapping):
