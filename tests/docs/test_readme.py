@@ -1,0 +1,59 @@
+"""The README's commands and samples run as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+COMMANDS = [line for block in blocks("console") for line in block.splitlines() if line]
+
+
+def run(arguments: list[str]) -> str:
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_runs(command):
+    program, *arguments = shlex.split(command, comments=True)
+    assert program == "hardpoint"
+    out = run([str(Path(sys.executable).parent / program), *arguments])
+    assert out.strip()
+
+
+def test_the_commands_are_there():
+    assert len(COMMANDS) >= 4
+
+
+def test_the_python_sample_runs():
+    (sample,) = blocks("python")
+    out = run([sys.executable, "-c", sample])
+    assert "Paris" in out
+    assert "generate" in out
+
+
+def test_the_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^    make ([a-z-]+)", README, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_links_lead_somewhere():
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+            if "://" not in target:
+                assert (document.parent / target).exists(), f"{document.name}: {target}"
