@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hardpoint.capabilities import Capability
-from hardpoint.errors import ConfigError, HardpointError
+from hardpoint.errors import ConfigError, HardpointError, UnsupportedError
 from hardpoint.records import Problem
+from hardpoint.service_arguments import check_max_size, check_pattern, check_profile
 from hardpoint.sleep import SleepState, check_tags
 
 if TYPE_CHECKING:
@@ -198,8 +199,14 @@ class WorkerCalls(ABC):
     ) -> list[Sequence[SavedFile]]:
         """Have every rank write its weights into the folder ``path``; return the files written, per
         rank.
+
+        ``pattern`` is a file name with the fields ``{part}`` and ``{rank}`` (or ``{tp}`` and
+        ``{pp}``); ``max_size`` is the most bytes of a file. Raises InvalidRequestError, before
+        anything is sent, for a pattern by which two files would have one name.
         """
         self.platform.require(Capability.SHARDED_STATE)
+        check_pattern(pattern, self.config.parallel)
+        check_max_size(max_size)
         files: list[Sequence[SavedFile]] = self.collective_rpc(
             "save_sharded_state", args=(path, pattern, max_size)
         )
@@ -218,6 +225,16 @@ class WorkerCalls(ABC):
         )
         return drafts
 
+    def reinitialize_distributed(self, request: object) -> None:
+        """Change the number of workers while running: no executor here can; raises
+        UnsupportedError.
+        """
+        raise UnsupportedError(
+            "a change of its number of workers",
+            f"executor {type(self).__name__}",
+            hint="Start a new one.",
+        )
+
     def stop_remote_worker_execution_loop(self) -> None:  # noqa: B027 - a default, not a slot
         """Do nothing: no executor here keeps workers in a resident loop (the older API's mixin
         does).
@@ -235,8 +252,13 @@ class WorkerCalls(ABC):
         delay_iterations: int = 0,
         max_iterations: int | None = None,
     ) -> None:
-        """Start or stop tracing on every rank; files are named ``prefix`` plus the rank."""
+        """Start or stop tracing on every rank; files are named ``prefix`` plus the rank.
+
+        ``delay_iterations`` steps are passed over first, ``max_iterations`` (None: all) recorded.
+        Raises InvalidRequestError for a value that makes no sense, before anything is sent.
+        """
         self.platform.require(Capability.PROFILE)
+        check_profile(prefix, delay_iterations, max_iterations)
         self.collective_rpc("profile", args=(is_start, prefix, delay_iterations, max_iterations))
 
     def start_profile(self, prefix: str | None = None) -> None:

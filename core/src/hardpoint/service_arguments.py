@@ -1,0 +1,59 @@
+"""Arguments of the Executor's services, checked in the driver before anything is sent."""
+
+from __future__ import annotations
+
+from string import Formatter
+from typing import TYPE_CHECKING, NoReturn
+
+from hardpoint.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from hardpoint.config.schema import ParallelConfig
+
+_FIELDS = ("rank", "part", "tp", "pp")
+
+
+def check_profile(prefix: str | None, delay_iterations: int, max_iterations: int | None) -> None:
+    """Raise InvalidRequestError for a prefix that is no file name or a count that is none."""
+    if prefix is not None and (not prefix or "/" in prefix or "\0" in prefix or prefix[0] == "."):
+        _refuse("prefix", prefix, "must be the beginning of a file name, without folders")
+    if not _is_count(delay_iterations, 0):
+        _refuse("delay_iterations", delay_iterations, "must be a number of steps, at least 0")
+    if max_iterations is not None and not _is_count(max_iterations, 1):
+        _refuse("max_iterations", max_iterations, "must be a number of steps, at least 1, or None")
+
+
+def check_pattern(pattern: str | None, parallel: ParallelConfig) -> None:
+    """Raise InvalidRequestError for a pattern of file names with unknown fields, or without one
+    that tells the files of two ranks or parts apart.
+    """
+    if pattern is None:
+        return
+    try:
+        names = {name for _, name, _, _ in Formatter().parse(pattern) if name is not None}
+    except ValueError as error:
+        _refuse("pattern", pattern, f"is malformed ({error})")
+    if unknown := sorted(names - set(_FIELDS)):
+        _refuse("pattern", pattern, f"has unknown fields {unknown}; known: {', '.join(_FIELDS)}")
+    needed = {"part"}
+    if "rank" not in names:
+        needed |= {"tp"} if parallel.tensor_parallel_size > 1 else set()
+        needed |= {"pp"} if parallel.pipeline_parallel_size > 1 else set()
+    if missing := sorted(needed - names):
+        _refuse("pattern", pattern, f"lacks {missing}: several files would have one name")
+    if "/" in pattern or "\0" in pattern:
+        _refuse("pattern", pattern, "must be a file name, without folders")
+
+
+def check_max_size(max_size: int | None) -> None:
+    """Raise InvalidRequestError unless ``max_size`` is None or a number of bytes."""
+    if max_size is not None and not _is_count(max_size, 1):
+        _refuse("max_size", max_size, "must be a number of bytes, at least 1, or None")
+
+
+def _is_count(value: object, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+
+def _refuse(field: str, value: object, must: str) -> NoReturn:
+    raise InvalidRequestError(f"{field} = {value!r} {must}", field=field, value=value)
