@@ -74,6 +74,13 @@ class DeviceOps(ABC):
     def memory_allocated(self) -> int:
         """Return the bytes that this process holds on the device now."""
 
+    def peak_memory(self, run: Callable[[], object]) -> int:
+        """Call ``run()``; return the most bytes that this process held on the device meanwhile.
+
+        Called by ``Worker.determine_available_memory`` with a profiling run.
+        """
+        self._unsupported("measuring the peak of its memory")
+
     def allocate(self, num_bytes: int, tag: str) -> torch.Tensor:
         """Return a zeroed uint8 tensor of ``num_bytes`` on the device, accounted under ``tag``
         (``kv_cache``).
@@ -187,6 +194,13 @@ class TorchDeviceOps(DeviceOps):
     def memory_allocated(self) -> int:
         """Ask the device module's ``memory_allocated``."""
         return int(self._call("memory_allocated", self.device))
+
+    def peak_memory(self, run: Callable[[], object]) -> int:
+        """Ask the device module's ``max_memory_allocated``, started anew."""
+        self._call("reset_peak_memory_stats", self.device)
+        run()
+        self.synchronize()
+        return int(self._call("max_memory_allocated", self.device))
 
     def host_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Page-locked where :attr:`pins` says so."""

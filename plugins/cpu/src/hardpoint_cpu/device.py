@@ -1,0 +1,30 @@
+"""The cpu's DeviceOps: host memory, counted as the kernel counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hardpoint_runtime.device import HostDeviceOps, MemoryInfo
+
+from hardpoint_cpu import memory
+
+
+class CpuDeviceOps(HostDeviceOps):
+    """Host memory. What a process holds is what is resident, weights mapped from files included."""
+
+    def memory_info(self) -> MemoryInfo:
+        """Return what control groups and the machine leave."""
+        host = memory.host_memory()
+        return MemoryInfo(free=host.free, total=host.total)
+
+    def memory_allocated(self) -> int:
+        """Return the resident bytes of this process."""
+        return memory.resident()
+
+    def peak_memory(self, run: Callable[[], object]) -> int:
+        """Return the most resident bytes while ``run()`` ran; where the kernel does not forget the
+        earlier peak, that of the whole life.
+        """
+        memory.forget_peak()
+        run()
+        return max(memory.resident_peak(), memory.resident())

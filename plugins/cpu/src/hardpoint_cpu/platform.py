@@ -1,0 +1,129 @@
+"""The cpu platform as the driver sees it: touches nothing, imports no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from hardpoint.capabilities import NOT_YET, YES, Capability, Support
+from hardpoint.platform import Platform, RequestView
+from hardpoint.records import Device, ForkSafety, Limits, Placement, Problem, Verdict
+from hardpoint_runtime.sampling.support import unsupported
+
+from hardpoint_cpu import memory, threads
+from hardpoint_cpu.procfs import ROOT, read
+from hardpoint_cpu.settings import CpuSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hardpoint.config import Config
+
+OFFERED = frozenset(
+    {
+        Capability.CHUNKED_PREFILL,
+        Capability.PREFIX_CACHING,
+        Capability.LOGPROBS,
+        Capability.GRAMMAR,
+        Capability.BLOCK_COPIES,
+    }
+)
+
+NATIVE_BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")
+"""Processor flags (x86, Arm) of instructions that multiply bfloat16."""
+
+
+class CpuPlatform(Platform):
+    """The host's own processors and memory. Always there where torch is."""
+
+    name: ClassVar[str] = "cpu"
+    worker_class: ClassVar[str] = "hardpoint_cpu.worker:CpuWorker"
+    model_runner_class: ClassVar[str] = "hardpoint_runtime.model_runner:TorchModelRunner"
+    capabilities: ClassVar[Mapping[Capability, Support]] = {
+        capability: YES if capability in OFFERED else NOT_YET for capability in Capability
+    }
+    preload: ClassVar[tuple[str, ...]] = ("torch",)
+    support_level: ClassVar[str] = "L4"
+    root: ClassVar[Path] = ROOT
+    """Where the kernel's files are found."""
+
+    def __init__(self, settings: object | None = None) -> None:
+        super().__init__(settings if settings is not None else CpuSettings())
+
+    @property
+    def options(self) -> CpuSettings:
+        """The settings, typed."""
+        return cast("CpuSettings", self.settings)
+
+    def probe(self) -> Verdict:
+        """Say what cores and memory there are; looks for torch without importing it."""
+        if importlib.util.find_spec("torch") is None:
+            return Verdict(available=False, reason="the package torch is not installed")
+        cores = threads.usable_cores(self.root)
+        host = memory.host_memory(self.root)
+        limited = "" if cores.quota is None else f" (a quota leaves time for {cores.quota:g})"
+        return Verdict(
+            available=True,
+            reason=(
+                f"{len(cores.ids)} cores{limited}, {host.total / 2**30:.1f} GiB of memory as set "
+                f"by {host.source}"
+            ),
+            devices=(Device(id="0", name="host", memory_bytes=host.total),),
+        )
+
+    def limits(self, config: Config) -> Limits:
+        """Return what can be executed.
+
+        ``dtype = auto`` is the stored type where that is computed natively, else float32: weights
+        stored in bfloat16 are held and computed in float32, exactly, on processors that do not
+        multiply bfloat16 themselves, where it is both faster and more exact and takes twice the
+        memory. Block-quantised and float16 weights are always unpacked to float32.
+        """
+        stored = None if config.description is None else config.description.stored_dtype
+        narrow = stored == "bfloat16" and self._multiplies_bfloat16()
+        return Limits(
+            dtypes=("float32", "bfloat16"),
+            default_dtype="bfloat16" if narrow else "float32",
+            block_sizes=(16, 32, 64, 128, 256, 8, 4, 2, 1),
+        )
+
+    def placement(self, config: Config) -> Placement:
+        """One worker for each rank, on its share of the cores."""
+        parallel = config.parallel
+        ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        return Placement(
+            num_workers=ranks,
+            resources_per_worker={"CPU": float(self.options.threads or 1)},
+            output_rank=ranks - parallel.tensor_parallel_size,
+            num_hosts=parallel.nnodes,
+        )
+
+    def check(self, config: Config) -> Sequence[Problem]:
+        """Return what of the plugin's own settings, and of the memory share, cannot be honoured."""
+        found = threads.problems(self.options, threads.usable_cores(self.root))
+        share = config.cache.memory_utilization
+        if not 0 < share <= 1:
+            found.append(
+                Problem(
+                    key="memory_utilization",
+                    value=share,
+                    message="must be above 0 and at most 1: it is a share of the memory limit.",
+                )
+            )
+        return found
+
+    def check_request(self, request: RequestView) -> Problem | None:
+        """Refuse sampling parameters that the toolkit does not honour yet."""
+        return unsupported(request.sampling)
+
+    def fork_safe(self) -> ForkSafety:
+        """Unsafe once a cpu worker lived in this process: torch's threads do not survive a fork."""
+        if "hardpoint_cpu.worker" in sys.modules:
+            return ForkSafety(safe=False, reason="a cpu worker has started threads in this process")
+        return super().fork_safe()
+
+    def _multiplies_bfloat16(self) -> bool:
+        flags = (read(self.root / "proc/cpuinfo") or "").split()
+        return any(flag in flags for flag in NATIVE_BFLOAT16)

@@ -1,0 +1,14 @@
+"""The keys ``plugins.cpu.*``."""
+
+from __future__ import annotations
+
+from attrs import frozen
+from hardpoint.config.schema import key
+
+
+@frozen(kw_only=True)
+class CpuSettings:
+    """How the cores are used. Unset values follow the cpuset and the quota of the process."""
+
+    threads: int | None = key(None, "threads that one worker computes with", low=1)
+    cpus: str | None = key(None, "cores to run on, as 0-3,6; shared out among the workers")

@@ -1,0 +1,134 @@
+"""Which cores this process may use, how many threads a worker gets, and binding to them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from attrs import frozen
+from hardpoint.records import Problem
+
+from hardpoint_cpu.procfs import ROOT, groups, read, read_int
+from hardpoint_cpu.settings import CpuSettings
+
+
+@frozen(kw_only=True)
+class Cores:
+    """The cores in this process's cpuset, and how many cores' worth of time a quota leaves it (None:
+    no quota).
+    """
+
+    ids: tuple[int, ...]
+    quota: float | None = None
+
+    @property
+    def count(self) -> int:
+        """How many threads can really run at once: never more than the quota, at least one."""
+        most = len(self.ids) if self.quota is None else math.ceil(self.quota)
+        return max(1, min(len(self.ids), most))
+
+
+def usable_cores(root: Path = ROOT, affinity: Iterable[int] | None = None) -> Cores:
+    """Return the cores of the cpuset (the affinity mask that the kernel keeps within it) and the
+    tightest CPU quota of the control groups.
+    """
+    ids = os.sched_getaffinity(0) if affinity is None else affinity
+    quotas = [
+        quota for version, folder in groups("cpu", root) if (quota := _quota(version, folder))
+    ]
+    return Cores(ids=tuple(sorted(ids)), quota=min(quotas, default=None))
+
+
+def _quota(version: int, folder: Path) -> float | None:
+    if version == 2:
+        amount, _, period = (read(folder / "cpu.max") or "max").partition(" ")
+        known = amount.isdigit() and period.isdigit() and int(period) > 0
+        return int(amount) / int(period) if known else None
+    time, per = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
+    return time / per if time and per and time > 0 and per > 0 else None
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """Return the cores of a list as the kernel writes it (``0-3,6``), rising. Raises ValueError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f"{part.strip()!r} is neither a core nor a range as in 0-3,6")
+        found.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))
+
+
+def chosen_cores(settings: CpuSettings, cores: Cores) -> Cores:
+    """Return the cores that the settings pick of the usable ones (checked before)."""
+    if settings.cpus is None:
+        return cores
+    wanted = set(parse_cpus(settings.cpus))
+    return Cores(ids=tuple(core for core in cores.ids if core in wanted), quota=cores.quota)
+
+
+def problems(settings: CpuSettings, cores: Cores) -> list[Problem]:
+    """Return what of the settings cannot be honoured on the usable ``cores``."""
+    found: list[Problem] = []
+    usable = _listed(cores.ids)
+    if settings.cpus is not None:
+        try:
+            outside = sorted(set(parse_cpus(settings.cpus)) - set(cores.ids))
+            reason = (
+                f"cores {_listed(outside)} are not in this process's cpuset." if outside else ""
+            )
+        except ValueError as error:
+            reason = f"{error}."
+        if reason:
+            way_out = f"Usable cores are {usable}."
+            return [
+                Problem(
+                    key="plugins.cpu.cpus", value=settings.cpus, message=reason, way_out=way_out
+                )
+            ]
+    most = len(chosen_cores(settings, cores).ids)
+    if settings.threads is not None and settings.threads > most:
+        found.append(
+            Problem(
+                key="plugins.cpu.threads",
+                value=settings.threads,
+                message=f"more threads than the {most} cores that may be used ({usable}).",
+                way_out=f"Set it to at most {most}, or leave it unset.",
+            )
+        )
+    return found
+
+
+def share_of(ids: Sequence[int], index: int, workers: int) -> tuple[int, ...]:
+    """Return the cores of worker ``index`` of ``workers`` on this host: consecutive, as equal as can
+    be; one core serves several where there are fewer cores than workers.
+    """
+    if workers >= len(ids):
+        return (ids[index % len(ids)],)
+    start = index * len(ids) // workers
+    return tuple(ids[start : (index + 1) * len(ids) // workers])
+
+
+def thread_count(
+    settings: CpuSettings, cores: Cores, environ: Mapping[str, str] | None = None
+) -> int:
+    """Return the threads of a worker on ``cores``: what the settings say; else what OMP_NUM_THREADS
+    says, as far as there are cores; else as many as can run at once.
+    """
+    if settings.threads is not None:
+        return settings.threads
+    asked = (os.environ if environ is None else environ).get("OMP_NUM_THREADS", "").split(",")[0]
+    if asked.strip().isdigit() and int(asked) > 0:
+        return min(int(asked), len(cores.ids))
+    return cores.count
+
+
+def bind(ids: Iterable[int]) -> None:
+    """Keep the calling thread, and the threads that it starts from now on, on these cores."""
+    os.sched_setaffinity(0, ids)
+
+
+def _listed(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids))

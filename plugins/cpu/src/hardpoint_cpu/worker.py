@@ -1,0 +1,59 @@
+"""The cpu worker: binds itself to its cores, then does as every torch worker."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, cast
+
+import torch
+from hardpoint_runtime.worker import TorchWorker
+
+from hardpoint_cpu import threads
+from hardpoint_cpu.device import CpuDeviceOps
+
+if TYPE_CHECKING:
+    from hardpoint_cpu.platform import CpuPlatform
+
+_logger = logging.getLogger("hardpoint.worker")
+
+RESERVE = 64 << 20
+"""Bytes left for the rest of the process (requests, texts, the driver where it shares it), which
+grows a little after the KV cache was sized.
+"""
+
+
+class CpuWorker(TorchWorker):
+    """One rank on its share of the host's cores."""
+
+    def make_device(self) -> CpuDeviceOps:
+        """Build the port to host memory."""
+        return CpuDeviceOps()
+
+    def init_device(self) -> None:
+        """Bind this thread and torch's to the rank's cores, then take the device."""
+        self.bind_threads()
+        super().init_device()
+
+    def bind_threads(self) -> None:
+        """Keep to the rank's share of the cores, with as many threads as the settings say.
+
+        The calling thread is the worker's own, and torch's threads are started by it, so nothing
+        else of the process is bound.
+        """
+        options = cast("CpuPlatform", self.platform).options
+        usable = threads.usable_cores(self.platform.root)  # type: ignore[attr-defined]
+        cores = threads.chosen_cores(options, usable)
+        workers = self.context.world_size
+        if workers > 1:
+            mine = threads.share_of(cores.ids, self.context.local_rank, workers)
+            cores = threads.Cores(ids=mine, quota=cores.quota and cores.quota / workers)
+        if cores.ids != usable.ids:
+            threads.bind(cores.ids)
+        count = threads.thread_count(options, cores)
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
+        _logger.info("rank %d: %d threads on cores %s", self.rank, count, cores.ids)
+
+    def determine_available_memory(self) -> int:
+        """Return what is left of the budget after a profiling run, less a reserve."""
+        return super().determine_available_memory() - RESERVE

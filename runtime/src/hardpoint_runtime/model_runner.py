@@ -1,0 +1,433 @@
+"""TorchModelRunner: one step from plan to tokens, on any torch device.
+
+Only the order of the work is here; every part is a collaborator, made in one ``make_*`` method that
+a plugin may override. Owned by a TorchWorker, used on its thread alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from attrs import frozen
+from hardpoint.errors import HardpointError, LifecycleError, UnsupportedError
+from hardpoint.messages import ModelRunnerOutput, StepTicket, StepTimings
+from hardpoint.model_runner import ModelRunner
+from hardpoint.records import LoadReport, WarmUpReport
+from hardpoint.references import resolve
+
+from hardpoint_runtime.attention.builder import AttentionMetadataBuilder
+from hardpoint_runtime.batch.block_table import BlockTables
+from hardpoint_runtime.batch.columns import Column
+from hardpoint_runtime.batch.inputs import BatchInputs, batch_order, build_inputs
+from hardpoint_runtime.batch.requests import Requests, make_columns
+from hardpoint_runtime.device import DTYPES
+from hardpoint_runtime.forward_context import ForwardContext, entered
+from hardpoint_runtime.loading import load_into, open_weights
+from hardpoint_runtime.memory.kv_cache import KVCache
+from hardpoint_runtime.models import build_model
+from hardpoint_runtime.operations import resolve as resolve_operations
+from hardpoint_runtime.sampling.batch import build_sampling_batch
+from hardpoint_runtime.sampling.columns import SAMPLING_COLUMNS
+from hardpoint_runtime.sampling.sampler import Sampler
+from hardpoint_runtime.warm_up import dummy_forward, dummy_sampling, single_block_plan
+
+if TYPE_CHECKING:
+    from hardpoint.checkpoints.description import ModelDescription
+    from hardpoint.kv_cache import KVCacheConfig, KVCacheSpec
+    from hardpoint.messages import GrammarOutput, SchedulerOutput
+    from hardpoint.platform import Platform
+    from hardpoint.records import WorkerContext
+    from hardpoint.registry import Registry
+
+    from hardpoint_runtime.attention.metadata import AttentionMetadata
+    from hardpoint_runtime.device import DeviceOps
+    from hardpoint_runtime.models import LanguageModel
+    from hardpoint_runtime.operations import Operations
+
+PROFILED_LAYERS = 2
+"""Layers that a profile runs: they are alike in size, and what one allocates the next reuses."""
+
+
+@frozen(kw_only=True, eq=False)
+class WaitingStep:
+    """A step whose forward is done and whose tokens are not chosen yet."""
+
+    step_id: int
+    generation: int
+    inputs: BatchInputs | None
+    logits: torch.Tensor | None
+    prepare: float
+    forward: float
+
+
+class TorchModelRunner(ModelRunner):
+    """Executes steps of one torch model on one rank.
+
+    Built by ``TorchWorker.make_model_runner`` after ``init_device``. Attributes for plugins:
+    ``device``, ``operations``, ``model``, ``requests``, ``kv_cache``, ``sampler``.
+    """
+
+    def __init__(
+        self, context: WorkerContext, platform: Platform, registry: Registry, device: DeviceOps
+    ) -> None:
+        self.context = context
+        self.config = context.config
+        self.platform = platform
+        self.registry = registry
+        self.device = device
+        self.description = _described(context)
+        self.dtype = DTYPES[self.config.model.dtype]
+        self.max_model_len = self.config.model.max_model_len or self.description.context_length
+        self.context_extra = dict(platform.context(self.config))
+        self.operations: Operations | None = None
+        self.model: LanguageModel | None = None
+        self.kv_cache: KVCache | None = None
+        self.requests: Requests | None = None
+        self.builders: tuple[AttentionMetadataBuilder, ...] = ()
+        self.sampler: Sampler | None = None
+        self._waiting: WaitingStep | None = None
+
+    # Collaborators: override one to change a part.
+
+    def make_operations(self) -> Operations:
+        """Resolve the named operations for this platform and model, once."""
+        description, cache = self.description, self.config.cache
+        needs = {
+            "dtype": self.config.model.dtype,
+            "kv_cache_dtype": self._kv_cache_dtype(),
+            "block_size": cache.block_size,
+            "head_size": description.head_size,
+            "num_heads": description.num_heads,
+            "num_kv_heads": description.num_kv_heads,
+        }
+        return resolve_operations(self.registry, self.platform.name, needs)
+
+    def make_model(self, operations: Operations) -> LanguageModel:
+        """Construct the model on the device, its weights not yet defined."""
+        return build_model(
+            self.description,
+            operations,
+            self.device,
+            self.dtype,
+            registry=self.registry,
+            platform_name=self.platform.name,
+        )
+
+    def load_weights(self, model: LanguageModel) -> None:
+        """Stream the checkpoint into the model."""
+        with open_weights(
+            self.description,
+            seed=self.config.model.seed or 0,
+            registry=self.registry,
+            platform_name=self.platform.name,
+        ) as weights:
+            load_into(model, weights, self.dtype, self.context.cancelled)
+
+    def make_kv_cache(self, kv_cache_config: KVCacheConfig) -> KVCache:
+        """Allocate the KV cache and bind it to the layers."""
+        return KVCache.allocate(kv_cache_config, self.device)
+
+    def make_requests(self, kv_cache_config: KVCacheConfig) -> Requests:
+        """Build the table of requests: slots for ``max_num_seqs``, columns, block tables."""
+        slots = self.config.scheduler.max_num_seqs or 1
+        columns = make_columns(self.max_model_len, slots, self.make_columns())
+        tables = BlockTables(columns, kv_cache_config, max_model_len=self.max_model_len)
+        return Requests(columns, tables, self.max_model_len)
+
+    def make_columns(self) -> Sequence[Column]:
+        """Return the columns beside the built-in ones: sampling's, and those that plugins offer."""
+        offered = self.registry.offers("hardpoint_batch_columns", self.platform.name)
+        return (*SAMPLING_COLUMNS, *(resolve(offer.reference) for offer in offered.values()))
+
+    def make_metadata_builders(
+        self, kv_cache_config: KVCacheConfig
+    ) -> Sequence[AttentionMetadataBuilder]:
+        """Return one attention metadata builder for each KV cache group."""
+        return [
+            AttentionMetadataBuilder(self.device, group.spec.block_size)
+            for group in kv_cache_config.groups
+        ]
+
+    def make_sampler(self) -> Sampler:
+        """Build the sampler."""
+        return Sampler(self.device)
+
+    # The life of a runner, in order.
+
+    def load_model(self) -> LoadReport:
+        """Construct the model and load its weights; report their bytes and the seconds it took."""
+        started = time.perf_counter()
+        self.operations = self.make_operations()
+        model = self.make_model(self.operations)
+        self.load_weights(model)
+        self.model = model
+        self.device.synchronize()
+        held = {
+            tensor.data_ptr(): tensor.numel() * tensor.element_size()
+            for tensor in (*model.parameters(), *model.buffers())
+        }
+        seconds = time.perf_counter() - started
+        return LoadReport(weight_bytes=sum(held.values()), seconds=seconds)
+
+    def get_model(self) -> LanguageModel:
+        """Return the torch module; raises LifecycleError before ``load_model``."""
+        if self.model is None:
+            self._missing("get_model", "load_model")
+        return self.model
+
+    def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
+        """Return layer name -> what the layer keeps per block."""
+        limits = self.platform.limits(self.config)
+        block_size = self.config.cache.block_size or limits.block_sizes[0]
+        return self.get_model().kv_cache_spec(block_size, self._kv_cache_dtype())
+
+    def profile_run(self) -> None:
+        """Allocate what the largest step allocates beside weights and KV cache.
+
+        Called by the worker, which watches the memory. A few layers with as many tokens as a step
+        may have, then the logits and the sampling of as many requests as may run.
+        """
+        scheduler = self.config.scheduler
+        rows = scheduler.max_num_seqs or 1
+        tokens = max(scheduler.max_num_batched_tokens or 1, rows)
+        longest = min(tokens, self.max_model_len)
+        lengths = [longest] * (tokens // longest) + [tokens % longest] * (tokens % longest > 0)
+        plan = single_block_plan(self.get_kv_cache_spec())
+        with self.device.inference():
+            dummy_forward(
+                self,
+                self.make_kv_cache(plan),
+                self.make_metadata_builders(plan),
+                lengths,
+                layers=PROFILED_LAYERS,
+            )
+            dummy_sampling(self, self.make_sampler(), rows)
+
+    def initialize_kv_cache(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the cache, and build what depends on its shape."""
+        self.kv_cache = self.make_kv_cache(kv_cache_config)
+        self.requests = self.make_requests(kv_cache_config)
+        self.builders = tuple(self.make_metadata_builders(kv_cache_config))
+        self.sampler = self.make_sampler()
+
+    def warm_up(self) -> WarmUpReport:
+        """Run a decode, a prefill and every way of sampling once, with rows that belong to nobody.
+
+        Nothing is written to the cache, no request is made and no generator is touched, so that
+        later outputs are as if it had not run.
+        """
+        started = time.perf_counter()
+        if self.kv_cache is None or self.sampler is None:
+            self._missing("warm_up", "initialize_kv_cache")
+        rows = min(self.config.scheduler.max_num_seqs or 1, 4)
+        with self.device.inference():
+            for lengths in ([1], [1] * rows, [min(16, self.max_model_len)]):
+                dummy_forward(self, self.kv_cache, self.builders, lengths)
+            dummy_sampling(self, self.sampler, rows)
+        self.device.synchronize()
+        return WarmUpReport(language_s=time.perf_counter() - started)
+
+    def update_max_model_len(self, max_model_len: int) -> None:
+        """Adopt a longest length; the tables become as wide. Raises MessageError if a known request
+        is longer.
+        """
+        if self.requests is not None:
+            self.requests.resize(max_model_len)
+        self.max_model_len = max_model_len
+
+    def close(self) -> None:
+        """Drop the model, the cache and the requests."""
+        self.model = self.kv_cache = self.requests = self.sampler = None
+        self.operations = self._waiting = None
+        self.builders = ()
+
+    # One step.
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | StepTicket:
+        """Run one step, in the documented order; see :class:`hardpoint.model_runner.ModelRunner`.
+
+        Raises MessageError, before anything but the finished and preempted requests has changed,
+        for a plan that contradicts itself or what is known here.
+        """
+        started = time.perf_counter()
+        plan = scheduler_output
+        self.apply(plan)
+        inputs = logits = None
+        prepared = time.perf_counter()
+        if plan.total_tokens:
+            inputs = self.prepare(plan)
+            prepared = time.perf_counter()
+            with self.device.inference():
+                logits = self.forward(inputs, plan)
+        step = WaitingStep(
+            step_id=plan.step_id,
+            generation=plan.generation,
+            inputs=inputs,
+            logits=logits,
+            prepare=prepared - started,
+            forward=time.perf_counter() - prepared,
+        )
+        if plan.defer_sampling:
+            self._waiting = step
+            return StepTicket(step_id=plan.step_id, generation=plan.generation)
+        return self.finish(step, None)
+
+    def sample_tokens(self, ticket: StepTicket, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        """Choose the tokens of the step that waits. Raises LifecycleError if it is another one."""
+        step = self._waiting
+        if step is None or (step.step_id, step.generation) != (ticket.step_id, ticket.generation):
+            waiting = "none" if step is None else f"step {step.step_id}"
+            raise LifecycleError(
+                f"sample_tokens: step {ticket.step_id} does not wait for sampling (waiting: "
+                f"{waiting})"
+            )
+        self._waiting = None
+        return self.finish(step, grammar)
+
+    def apply(self, plan: SchedulerOutput) -> None:
+        """Bring the requests and the cache up to the plan."""
+        if self.requests is None or self.kv_cache is None:
+            self._missing("execute_model", "initialize_kv_cache")
+        requests, kv_cache = self.requests, self.kv_cache
+        plan.check()
+        if plan.drafts:
+            raise UnsupportedError("speculative decoding", f"platform {self.platform.name!r}")
+        self._abandon_waiting(plan)
+        requests.forget(plan.finished)
+        requests.park(plan.preempted)
+        requests.check(plan)
+        with self.device.inference():
+            kv_cache.zero_blocks(plan.blocks_to_zero)
+            kv_cache.copy_blocks(plan.block_copies)
+        for request in plan.new:
+            requests.add(request)
+        requests.update(plan)
+
+    def prepare(self, plan: SchedulerOutput) -> BatchInputs:
+        """Return the step's inputs, in batch order."""
+        if self.requests is None:
+            self._missing("execute_model", "initialize_kv_cache")
+        order = batch_order(plan.num_tokens)
+        return build_inputs(self.requests, order, [plan.num_tokens[req_id] for req_id in order])
+
+    def forward(self, inputs: BatchInputs, plan: SchedulerOutput) -> torch.Tensor | None:
+        """Run the model; return the logits [m, V] of the rows to sample, None for no such row."""
+        if self.kv_cache is None:
+            self._missing("execute_model", "initialize_kv_cache")
+        model = self.get_model()
+        context = ForwardContext(
+            attention=self.build_attention(inputs),
+            kv_caches=self.kv_cache.layers,
+            step_id=plan.step_id,
+            extra={**self.context_extra, **plan.extra},
+            cancelled=self.context.cancelled,
+        )
+        with entered(context):
+            token_ids = self.device.to_device(inputs.token_ids, torch.int64)
+            positions = self.device.to_device(inputs.positions, torch.int64)
+            hidden = model(token_ids, positions, context)
+            if not len(inputs.logits_rows):
+                return None
+            if len(inputs.logits_rows) < inputs.num_tokens:
+                rows = self.device.to_device(inputs.logits_rows, torch.int64)
+                hidden = hidden.index_select(0, rows)
+            return model.compute_logits(hidden)
+
+    def build_attention(self, inputs: BatchInputs) -> dict[str, AttentionMetadata]:
+        """Return layer name -> attention metadata; layers of one group share theirs."""
+        by_layer: dict[str, AttentionMetadata] = {}
+        if self.kv_cache is None:
+            return by_layer
+        for index, (builder, group) in enumerate(
+            zip(self.builders, self.kv_cache.plan.groups, strict=True)
+        ):
+            metadata = builder.build(
+                query_start=inputs.query_start.tolist(),
+                seq_lens=inputs.seq_lens.tolist(),
+                block_table=inputs.block_tables[index],
+                slots=inputs.cache_slots[index],
+                positions=inputs.positions,
+                num_reqs=len(inputs.req_ids),
+                num_tokens=len(inputs.row_of_token),
+            )
+            by_layer.update(dict.fromkeys(group.layers, metadata))
+        return by_layer
+
+    def finish(self, step: WaitingStep, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        """Choose tokens, keep them, and return the step's output.
+
+        Rows of unfinished prompts are not sampled: theirs is an empty tuple.
+        """
+        started = time.perf_counter()
+        inputs = step.inputs
+        if inputs is None or step.logits is None:
+            req_ids = () if inputs is None else inputs.req_ids
+            return ModelRunnerOutput(
+                step_id=step.step_id,
+                generation=step.generation,
+                req_ids=req_ids,
+                tokens=((),) * len(req_ids),
+                timings=StepTimings(prepare=step.prepare, forward=step.forward),
+            )
+        if self.requests is None or self.sampler is None:
+            self._missing("sample_tokens", "initialize_kv_cache")
+        ids = inputs.sampled_ids
+        batch = build_sampling_batch(
+            self.requests,
+            ids,
+            vocab_size=step.logits.shape[1],
+            eos_token_ids=self.description.eos_token_ids,
+            grammar=grammar,
+        )
+        with self.device.inference():
+            sampled = self.sampler.sample(step.logits, batch)
+        for req_id, token in zip(ids, sampled.tokens, strict=True):
+            self.requests.append_token(req_id, token)
+        chosen = dict(zip(ids, sampled.tokens, strict=True))
+        return ModelRunnerOutput(
+            step_id=step.step_id,
+            generation=step.generation,
+            req_ids=inputs.req_ids,
+            tokens=tuple(
+                (chosen[req_id],) if req_id in chosen else () for req_id in inputs.req_ids
+            ),
+            logprobs={ids[row]: logprobs for row, logprobs in sampled.logprobs.items()},
+            timings=StepTimings(
+                prepare=step.prepare,
+                forward=step.forward,
+                sample=time.perf_counter() - started,
+            ),
+        )
+
+    def _kv_cache_dtype(self) -> str:
+        dtype = self.config.cache.kv_cache_dtype
+        return self.config.model.dtype if dtype == "auto" else dtype
+
+    def _abandon_waiting(self, plan: SchedulerOutput) -> None:
+        """A step that waits for sampling may only be left behind if all its requests are gone."""
+        step = self._waiting
+        if step is None:
+            return
+        alive = set(step.inputs.req_ids if step.inputs else ()) - plan.finished
+        if alive:
+            raise LifecycleError(
+                f"step {step.step_id} waits for sample_tokens (requests {sorted(alive)}); step "
+                f"{plan.step_id} cannot run before it"
+            )
+        self._waiting = None
+
+    def _missing(self, method: str, step: str) -> NoReturn:
+        raise LifecycleError(f"{method} was called before {step}")
+
+
+def _described(context: WorkerContext) -> ModelDescription:
+    description = context.config.description
+    if description is None:
+        raise HardpointError(
+            "the configuration has no model description; the engine reads it before it starts "
+            "workers (hardpoint.checkpoints.read_description)"
+        )
+    return description

@@ -1,0 +1,97 @@
+"""The sampling parameters that are kept as columns. A padding row is greedy and asks nothing.
+
+A greedy request's temperature is 0, and top-k, top-p and min-p are off for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntFlag
+from typing import TYPE_CHECKING, Any
+
+from hardpoint_runtime.batch.columns import Column
+
+if TYPE_CHECKING:
+    from hardpoint.messages import NewRequestData
+    from hardpoint.sampling_params import SamplingParams
+
+
+class Feature(IntFlag):
+    """Rare wishes of a request, so that a step can see at once that nobody in it has one."""
+
+    PENALTIES = 1
+    LOGPROBS = 2
+    ALLOWED = 4
+    BIAS = 8
+    MIN_TOKENS = 16
+
+
+def features(sampling: SamplingParams) -> int:
+    """Return the Feature bits of a request's parameters."""
+    wishes = {
+        Feature.PENALTIES: sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.repetition_penalty != 1.0,
+        Feature.LOGPROBS: sampling.logprobs is not None or sampling.logprob_token_ids,
+        Feature.ALLOWED: sampling.allowed_token_ids is not None,
+        Feature.BIAS: sampling.logit_bias,
+        Feature.MIN_TOKENS: sampling.min_tokens > 0,
+    }
+    return sum(int(bit) for bit, asked in wishes.items() if asked)
+
+
+def _unless_greedy(name: str) -> Callable[[NewRequestData], Any]:
+    def read(request: NewRequestData) -> Any:
+        sampling = request.sampling
+        return None if sampling.greedy else getattr(sampling, name)
+
+    return read
+
+
+SAMPLING_COLUMNS = (
+    Column(
+        name="temperature",
+        dtype="float32",
+        default=0.0,
+        pad=0.0,
+        read=_unless_greedy("effective_temperature"),
+    ),
+    Column(
+        name="top_k",
+        dtype="int64",
+        default=0,
+        pad=0,
+        read=lambda new: None if new.sampling.greedy else max(new.sampling.top_k, 0),
+    ),
+    Column(name="top_p", dtype="float32", default=1.0, pad=1.0, read=_unless_greedy("top_p")),
+    Column(name="min_p", dtype="float32", default=0.0, pad=0.0, read=_unless_greedy("min_p")),
+    Column(
+        name="presence_penalty",
+        dtype="float32",
+        default=0.0,
+        pad=0.0,
+        read=lambda new: new.sampling.presence_penalty,
+    ),
+    Column(
+        name="frequency_penalty",
+        dtype="float32",
+        default=0.0,
+        pad=0.0,
+        read=lambda new: new.sampling.frequency_penalty,
+    ),
+    Column(
+        name="repetition_penalty",
+        dtype="float32",
+        default=1.0,
+        pad=1.0,
+        read=lambda new: new.sampling.repetition_penalty,
+    ),
+    Column(
+        name="features",
+        dtype="int64",
+        default=0,
+        pad=0,
+        read=lambda new: features(new.sampling),
+    ),
+)
+"""Declared with the request columns; a step gathers them by name."""

@@ -1,0 +1,135 @@
+"""Changes of logits [n, V] that a request asked for, as sparse edits: (row, id) -> new value.
+
+Order: allowed ids, then minimum length, bias, penalties. Each is applied in place on a float32
+copy. Only rows whose requests ask are touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from hardpoint_runtime.batch.columns import Array
+
+if TYPE_CHECKING:
+    from hardpoint.sampling_params import SamplingParams
+
+BIAS_BOUND = 100.0
+"""Greatest absolute logit bias; more is clamped to it."""
+
+ToDevice = Callable[[Any, torch.dtype], Tensor]
+"""``DeviceOps.to_device``."""
+
+
+@frozen(kw_only=True, eq=False)
+class Places:
+    """Entries of a logits matrix: ``rows[i]``, ``ids[i]`` for i < m; each place at most once."""
+
+    rows: Array
+    ids: Array
+
+    def flat(self, vocabulary: int, to_device: ToDevice) -> Tensor:
+        """Return their places int64 [m] in the flattened matrix."""
+        return to_device(self.rows.astype(np.int64) * vocabulary + self.ids, torch.int64)
+
+
+def allow_only(logits: Tensor, allowed: Places, to_device: ToDevice) -> None:
+    """Forbid, in every row that has allowed ids, all others."""
+    flat = allowed.flat(logits.shape[1], to_device)
+    kept = logits.view(-1).index_select(0, flat)
+    rows = to_device(np.unique(allowed.rows).astype(np.int64), torch.int64)
+    logits.index_fill_(0, rows, -torch.inf)
+    logits.view(-1).index_copy_(0, flat, kept)
+
+
+def forbid(logits: Tensor, places: Places, to_device: ToDevice) -> None:
+    """Forbid single tokens."""
+    logits.view(-1).index_fill_(0, places.flat(logits.shape[1], to_device), -torch.inf)
+
+
+def add_bias(logits: Tensor, places: Places, values: Array, to_device: ToDevice) -> None:
+    """Add values to single logits."""
+    flat = places.flat(logits.shape[1], to_device)
+    bounded = np.clip(values, -BIAS_BOUND, BIAS_BOUND)
+    logits.view(-1).index_add_(0, flat, to_device(bounded, torch.float32))
+
+
+@frozen(kw_only=True, eq=False)
+class Penalties:
+    """What the rows with penalties have said so far: for each place, how often in the output
+    (``counts``), and that row's three penalties (all float32 [m]).
+    """
+
+    places: Places
+    counts: Array
+    repetition: Array
+    frequency: Array
+    presence: Array
+
+
+def gather_penalties(
+    rows: Sequence[int],
+    tokens: Sequence[Array],
+    num_prompt: Sequence[int],
+    parameters: Mapping[str, Array],
+) -> Penalties:
+    """Count the tokens of each row: ``tokens[i]`` are prompt then output of row ``rows[i]``,
+    ``parameters`` its three penalties by column name.
+    """
+    row_parts, id_parts, count_parts, lengths = [], [], [], []
+    for row, known, prompt in zip(rows, tokens, num_prompt, strict=True):
+        ids, place = np.unique(known, return_inverse=True)
+        row_parts.append(np.full(len(ids), row))
+        id_parts.append(ids)
+        count_parts.append(np.bincount(place[prompt:], minlength=len(ids)))
+        lengths.append(len(ids))
+    spread = {name: np.repeat(values, lengths) for name, values in parameters.items()}
+    return Penalties(
+        places=Places(rows=np.concatenate(row_parts), ids=np.concatenate(id_parts)),
+        counts=np.concatenate(count_parts).astype(np.float32),
+        repetition=spread["repetition_penalty"],
+        frequency=spread["frequency_penalty"],
+        presence=spread["presence_penalty"],
+    )
+
+
+def penalise(logits: Tensor, penalties: Penalties, to_device: ToDevice) -> None:
+    """Apply the penalties in place.
+
+    Repetition r (Keskar et al. 2019, for negative logits as the field does): over prompt and
+    output, x > 0 becomes x / r, else x * r. Then, for what the output holds: minus frequency *
+    count (how often), minus presence.
+    """
+    flat = penalties.places.flat(logits.shape[1], to_device)
+    host = np.stack(
+        (penalties.repetition, penalties.frequency, penalties.presence, penalties.counts)
+    )
+    repetition, frequency, presence, counts = to_device(
+        host.astype(np.float32, copy=False), torch.float32
+    )
+    values = logits.view(-1).index_select(0, flat)
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values = values - frequency * counts - presence * (counts > 0).to(torch.float32)
+    logits.view(-1).index_copy_(0, flat, values)
+
+
+def banned_until_long_enough(
+    sampling: SamplingParams, num_output: int, eos_token_ids: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the ids that would end the answer before ``min_tokens``: stop ids, and the end of
+    sequence unless it is ignored. Where they are all that is allowed, they stay allowed.
+    """
+    if num_output >= sampling.min_tokens:
+        return ()
+    ends = set(sampling.stop_token_ids)
+    if not sampling.ignore_eos:
+        ends.update(eos_token_ids)
+    allowed = sampling.allowed_token_ids
+    if allowed is not None and ends.issuperset(allowed):
+        return ()
+    return tuple(sorted(ends))

@@ -1,0 +1,125 @@
+"""Drawing a token: temperature, min-p, top-k, top-p, then the inverse of the cumulative sum.
+
+All functions are row by row over logits [n, V] in float32: what a row gets depends on that row
+alone. Rows without top-k and top-p are drawn in the order of the vocabulary, without any sorting;
+the others in the order of falling probability (ids rise among equals), among no more candidates
+than their cut needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+PIECE = 256
+"""Tokens summed up together in the search over the whole vocabulary."""
+CANDIDATES = 1024
+"""How many of the best tokens are looked at first, when a row cuts by top-p."""
+WIDENING = 8
+"""By how much more are looked at where that was not enough."""
+
+
+def tempered(logits: Tensor, temperature: Tensor, min_p: Tensor | None) -> Tensor:
+    """Return logits / temperature [n, V], the best of each row moved to 0, and -inf for tokens less
+    than min_p times as probable as it.
+    """
+    scaled = logits / temperature[:, None]
+    scaled = scaled - scaled.amax(-1, keepdim=True)
+    if min_p is not None:
+        # probability / best probability = exp(scaled): min-p needs no normalisation.
+        scaled = scaled.masked_fill(scaled.exp() < min_p[:, None], -torch.inf)
+    return scaled
+
+
+def draw(scaled: Tensor, uniform: Tensor) -> Tensor:
+    """Draw from the whole vocabulary: ids int64 [n] by the draws ``uniform`` [n] in [0, 1).
+
+    Two searches, over sums of PIECE tokens and then inside one piece, instead of a running sum over
+    the vocabulary: cheaper, and more exact in float32.
+    """
+    rows, vocabulary = scaled.shape
+    weights = scaled.exp()
+    if vocabulary % PIECE:
+        weights = torch.nn.functional.pad(weights, (0, PIECE - vocabulary % PIECE))
+    pieces = weights.view(rows, -1, PIECE)
+    running = pieces.sum(-1).cumsum(-1)
+    target = uniform[:, None] * running[:, -1:]
+    piece = _first_above(running, target)
+    before = torch.where(piece > 0, running.gather(1, (piece - 1).clamp(min=0)), 0.0)
+    inside = pieces.gather(1, piece[:, :, None].expand(rows, 1, PIECE))[:, 0].cumsum(-1)
+    return (piece * PIECE + _first_above(inside, target - before))[:, 0]
+
+
+def draw_truncated(
+    scaled: Tensor,
+    uniform: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    *,
+    largest_k: int,
+    anyone: Callable[[Tensor], list[int]],
+) -> Tensor:
+    """Draw from rows [n, V] cut by ``top_k`` int64 [n] (0: off) and ``top_p`` [n] (1: off): ids
+    int64 [n].
+
+    Top-k keeps every token that is no worse than the k-th best, ties included. Top-p then keeps
+    the best of what is left until their share reaches p, at least one. ``largest_k`` is the
+    greatest top_k; ``anyone(flags)`` gives the indices of the true ones on the host: rows whose cut
+    may lie beyond the candidates looked at, which are looked at again with more.
+    """
+    vocabulary = scaled.shape[1]
+    width = min(vocabulary, max(CANDIDATES, largest_k + 1))
+    drawn, beyond = _draw_among(scaled, uniform, top_k, top_p, width)
+    while width < vocabulary and (rows := anyone(beyond)):
+        width = min(vocabulary, width * WIDENING)
+        index = torch.tensor(rows, device=scaled.device)
+        again, still = _draw_among(scaled[index], uniform[index], top_k[index], top_p[index], width)
+        drawn = drawn.index_copy(0, index, again)
+        beyond = torch.zeros_like(beyond).index_copy(0, index, still)
+    return drawn
+
+
+def ranked(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the ``count`` greatest of each row [n, count] and their ids, best first, ids rising
+    among equals.
+    """
+    # topk leaves the order of equals open, and 16-bit logits have many.
+    ids = values.topk(count, dim=-1, sorted=False).indices.sort(-1).values
+    best, order = values.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return best, ids.gather(1, order)
+
+
+def _draw_among(
+    scaled: Tensor, uniform: Tensor, top_k: Tensor, top_p: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    """Draw among the ``width`` best; say where a cut may lie beyond them."""
+    best, ids = ranked(scaled, width)
+    weights = best.exp()
+    cut_by_k = (top_k > 0) & (top_k < scaled.shape[1])
+    kth = best.gather(1, (top_k - 1).clamp(0, width - 1)[:, None])
+    within_k = (best >= kth) | ~cut_by_k[:, None]
+    weights = weights.masked_fill(~within_k, 0.0)
+
+    total = torch.where(cut_by_k, weights.sum(-1), scaled.exp().sum(-1))[:, None]
+    before = weights.cumsum(-1) - weights
+    within_p = (before < top_p[:, None] * total) | (top_p >= 1)[:, None]
+    weights = weights.masked_fill(~within_p, 0.0)
+
+    running = weights.cumsum(-1)
+    place = _first_above(running, uniform[:, None] * running[:, -1:])
+    last_kept = (within_k & within_p).sum(-1, keepdim=True) - 1
+    edge = torch.where(cut_by_k[:, None], kth, best.gather(1, last_kept))
+    beyond = (edge == best[:, -1:]) & (edge > -torch.inf)
+    return ids.gather(1, place)[:, 0], beyond[:, 0]
+
+
+def _first_above(running: Tensor, target: Tensor) -> Tensor:
+    """Return [n, 1]: the first place where the running sum [n, m] exceeds the target [n, 1], never
+    one beyond the last place that adds to the sum (rounding may put the target there).
+    """
+    last = torch.searchsorted(running, running[:, -1:].contiguous())
+    found = torch.searchsorted(running, target.contiguous(), right=True)
+    # A row that is not a number compares with nothing: stay inside it.
+    return torch.minimum(found, last).clamp(0, running.shape[1] - 1)

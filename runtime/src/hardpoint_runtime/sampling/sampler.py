@@ -1,0 +1,114 @@
+"""The sampler: logits [n, V] in, one token for each row out. Stages in the documented order.
+
+Order: (raw logits kept for log-probabilities) float32, grammar, allowed ids, minimum length, bias,
+penalties, greedy choice; for rows that draw: temperature, min-p, top-k, top-p, draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from hardpoint_runtime.sampling import edits, filters
+from hardpoint_runtime.sampling.logprobs import gather_logprobs
+
+if TYPE_CHECKING:
+    from hardpoint.messages import Logprobs
+
+    from hardpoint_runtime.device import DeviceOps
+    from hardpoint_runtime.sampling.batch import Draws, SamplingBatch
+
+
+@frozen(kw_only=True)
+class Sampled:
+    """The tokens of n rows, and the log-probabilities of those rows that asked."""
+
+    tokens: tuple[int, ...]
+    logprobs: Mapping[int, Logprobs] = field(factory=dict)
+
+
+class Sampler:
+    """Chooses tokens on one device. Built by ``TorchModelRunner.make_sampler``, stateless."""
+
+    def __init__(self, device: DeviceOps) -> None:
+        self.device = device
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
+        """Choose a token for each of the n rows of ``logits`` [n, V], any floating dtype.
+
+        The logits are not changed. A batch of greedy rows takes one argmax; ties go to the lowest
+        id.
+        """
+        edited = self.edit(logits, batch) if batch.edits_logits else logits
+        chosen = edited.argmax(-1)
+        if batch.draws is not None:
+            rows = self.device.to_device(batch.draws.rows, torch.int64)
+            chosen = chosen.index_copy(0, rows, self.draw(edited, rows, batch.draws))
+        logprobs: dict[int, Logprobs] = {}
+        if batch.logprobs:
+            found = gather_logprobs(logits, chosen, batch.logprobs, self.device.to_host)
+            logprobs = {ask.row: row for ask, row in zip(batch.logprobs, found, strict=True)}
+        return Sampled(tokens=tuple(self.device.to_host(chosen).tolist()), logprobs=logprobs)
+
+    def edit(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
+        """Return a float32 copy of the logits with what the requests of ``batch`` ask changed."""
+        to_device = self.device.to_device
+        edited = logits.to(torch.float32, copy=True).contiguous()
+        for row, allowed in batch.grammar.items():
+            edited[row].masked_fill_(to_device(~allowed, torch.bool), -torch.inf)
+        if batch.allowed is not None:
+            edits.allow_only(edited, batch.allowed, to_device)
+        if batch.banned is not None:
+            edits.forbid(edited, batch.banned, to_device)
+        if batch.bias is not None:
+            edits.add_bias(edited, *batch.bias, to_device)
+        if batch.penalties is not None:
+            edits.penalise(edited, batch.penalties, to_device)
+        return edited
+
+    def draw(self, logits: Tensor, rows: Tensor, draws: Draws) -> Tensor:
+        """Return the drawn ids int64 [m] of the rows that ``draws`` describes."""
+        chosen = logits if len(draws.rows) == len(logits) else logits.index_select(0, rows)
+        temperature = self._floats(draws.temperature)
+        min_p = None if draws.min_p is None else self._floats(draws.min_p)
+        scaled = filters.tempered(chosen.to(torch.float32), temperature, min_p)
+        uniform = self._floats(draws.uniform)
+        if draws.top_k is None or draws.top_p is None:
+            return filters.draw(scaled, uniform)
+        return self._draw_mixed(scaled, uniform, draws.top_k, draws.top_p)
+
+    def _draw_mixed(
+        self, scaled: Tensor, uniform: Tensor, top_k: np.ndarray, top_p: np.ndarray
+    ) -> Tensor:
+        """Rows that cut are ranked, the others drawn over the whole vocabulary: a row's path never
+        depends on its neighbours.
+        """
+        cuts = (top_k > 0) | (top_p < 1)
+        cut = self.device.to_device(np.flatnonzero(cuts), torch.int64)
+        everyone = bool(cuts.all())
+        part = (lambda tensor: tensor) if everyone else (lambda tensor: tensor.index_select(0, cut))
+        drawn = filters.draw_truncated(
+            part(scaled),
+            part(uniform),
+            self.device.to_device(top_k[cuts], torch.int64),
+            self._floats(top_p[cuts]),
+            largest_k=int(top_k.max()),
+            anyone=lambda flags: self.device.to_host(flags).nonzero()[:, 0].tolist(),
+        )
+        if everyone:
+            return drawn
+        rest = self.device.to_device(np.flatnonzero(~cuts), torch.int64)
+        whole = filters.draw(scaled.index_select(0, rest), uniform.index_select(0, rest))
+        return (
+            torch.empty_like(uniform, dtype=torch.int64)
+            .index_copy_(0, cut, drawn)
+            .index_copy_(0, rest, whole)
+        )
+
+    def _floats(self, values: np.ndarray) -> Tensor:
+        return self.device.to_device(values, torch.float32)

@@ -1,0 +1,38 @@
+"""Which sampling parameters this toolkit honours; what is missing is refused before queueing.
+
+Torch platforms call :func:`unsupported` from ``Platform.check_request`` in the driver, so this
+module imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hardpoint.records import Problem
+
+if TYPE_CHECKING:
+    from hardpoint.sampling_params import SamplingParams
+
+NOT_YET = {
+    "n": "one answer per request is computed; send the request several times, with other seeds",
+    "prompt_logprobs": "log-probabilities of prompt tokens are not computed yet",
+    "bad_words": "forbidden words are not supported yet; logit_bias can suppress single tokens",
+    "structured_outputs": "no grammar library is connected yet",
+    "extra_args": "no logits processor is there to take them",
+}
+"""Parameter -> why it is refused."""
+
+
+def unsupported(sampling: SamplingParams) -> Problem | None:
+    """Return the first parameter that would be ignored if the request were run, or None."""
+    asked = {
+        "n": sampling.n != 1,
+        "prompt_logprobs": sampling.prompt_logprobs is not None,
+        "bad_words": bool(sampling.bad_words),
+        "structured_outputs": bool(sampling.structured_outputs),
+        "extra_args": bool(sampling.extra_args),
+    }
+    for name, reason in NOT_YET.items():
+        if asked[name]:
+            return Problem(key=name, value=getattr(sampling, name), message=f"{reason}.")
+    return None

@@ -1,0 +1,110 @@
+"""Steps that belong to nobody: for measuring memory and for warming up.
+
+Their tokens have cache slot -1, so that nothing is written, and read the null block. They touch no
+request and no random generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from hardpoint.errors import CancelledStepError
+from hardpoint.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheTensor
+
+from hardpoint_runtime.forward_context import ForwardContext, entered
+from hardpoint_runtime.sampling.batch import Draws, SamplingBatch
+from hardpoint_runtime.sampling.logprobs import LogprobAsk
+
+if TYPE_CHECKING:
+    from hardpoint.kv_cache import KVCacheSpec
+
+    from hardpoint_runtime.attention.builder import AttentionMetadataBuilder
+    from hardpoint_runtime.memory.kv_cache import KVCache
+    from hardpoint_runtime.model_runner import TorchModelRunner
+    from hardpoint_runtime.sampling.sampler import Sampler
+
+
+def single_block_plan(specs: Mapping[str, KVCacheSpec]) -> KVCacheConfig:
+    """Return the plan of a KV cache that has the null block only."""
+    groups = tuple(KVCacheGroup(layers=(name,), spec=spec) for name, spec in specs.items())
+    tensors = tuple(
+        KVCacheTensor(num_bytes=spec.page_bytes, layers=(name,)) for name, spec in specs.items()
+    )
+    return KVCacheConfig(num_blocks=1, groups=groups, tensors=tensors)
+
+
+def dummy_forward(
+    runner: TorchModelRunner,
+    kv_cache: KVCache,
+    builders: Sequence[AttentionMetadataBuilder],
+    lengths: Sequence[int],
+    *,
+    layers: int | None = None,
+) -> None:
+    """Run the model over rows of ``lengths`` tokens each, through the first ``layers`` only if
+    given; ends early, without an error, if the driver cancels.
+    """
+    total = sum(lengths)
+    starts = [0, *np.cumsum(lengths).tolist()]
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    attention = {}
+    for builder, group in zip(builders, kv_cache.plan.groups, strict=True):
+        columns = -(-max(lengths) // builder.block_size)
+        metadata = builder.build(
+            query_start=starts,
+            seq_lens=list(lengths),
+            block_table=np.zeros((len(lengths), columns), dtype=np.int32),
+            slots=np.full(total, -1, dtype=np.int64),
+            positions=positions,
+        )
+        attention.update(dict.fromkeys(group.layers, metadata))
+    context = ForwardContext(
+        attention=attention,
+        kv_caches=kv_cache.layers,
+        extra=runner.context_extra,
+        cancelled=_after(layers, runner.context.cancelled),
+    )
+    token_ids = runner.device.to_device(np.zeros(total, dtype=np.int64), torch.int64)
+    with entered(context):
+        try:
+            hidden = runner.get_model()(
+                token_ids, runner.device.to_device(positions, torch.int64), context
+            )
+            runner.get_model().compute_logits(hidden[-len(lengths) :])
+        except CancelledStepError:
+            # Either enough layers have run, or the driver wants this worker to leave: both end here.
+            return
+
+
+def dummy_sampling(runner: TorchModelRunner, sampler: Sampler, rows: int) -> None:
+    """Compute the logits of ``rows`` rows, and sample them in every way that allocates."""
+    hidden = torch.zeros(
+        (rows, runner.description.hidden_size), dtype=runner.dtype, device=runner.device.device
+    )
+    logits = runner.get_model().compute_logits(hidden)
+    for cut in (False, True):
+        draws = Draws(
+            rows=np.arange(rows),
+            temperature=np.ones(rows, dtype=np.float32),
+            uniform=np.full(rows, 0.5, dtype=np.float32),
+            min_p=np.full(rows, 0.1, dtype=np.float32),
+            top_k=np.full(rows, 50) if cut else None,
+            top_p=np.full(rows, 0.9, dtype=np.float32) if cut else None,
+        )
+        asks = tuple(LogprobAsk(row=row, count=1) for row in range(rows))
+        sampler.sample(logits, SamplingBatch(num_rows=rows, draws=draws, logprobs=asks))
+
+
+def _after(layers: int | None, cancelled):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """Return a ``cancelled`` that also turns true at the question after ``layers`` layers."""
+    asked = 0
+
+    def ended() -> bool:
+        nonlocal asked
+        asked += 1
+        return bool(cancelled()) or (layers is not None and asked > layers)
+
+    return ended

@@ -1,0 +1,196 @@
+"""TorchWorker: takes one rank's device, budgets its memory, and gives the steps to its runner."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NoReturn
+
+from hardpoint.errors import ConfigError, LifecycleError, MemoryBudgetError
+from hardpoint.references import resolve_class
+from hardpoint.worker import Worker
+
+from hardpoint_runtime.device import DeviceOps, TorchDeviceOps
+from hardpoint_runtime.model_runner import TorchModelRunner
+
+if TYPE_CHECKING:
+    from hardpoint.kv_cache import KVCacheConfig, KVCacheSpec
+    from hardpoint.messages import (
+        GrammarOutput,
+        ModelRunnerOutput,
+        SchedulerOutput,
+        StepTicket,
+    )
+    from hardpoint.records import LoadReport, WarmUpReport
+
+_logger = logging.getLogger("hardpoint.worker")
+
+
+class TorchWorker(Worker):
+    """One rank on a torch device. Platforms subclass it to make their DeviceOps.
+
+    After ``init_device``: ``device``, ``model_runner``, and ``budget``, the bytes that this rank
+    may hold in all.
+    """
+
+    device: DeviceOps | None = None
+    model_runner: TorchModelRunner | None = None
+    budget: int = 0
+
+    # Collaborators: override one to change a part.
+
+    def make_device(self) -> DeviceOps:
+        """Build the port to this rank's device, without touching it yet."""
+        return TorchDeviceOps(self.platform.name, self.context.local_rank)
+
+    def make_model_runner(self, device: DeviceOps) -> TorchModelRunner:
+        """Build the runner of the class that the configuration or the platform names.
+
+        The class takes (context, platform, registry, device).
+        """
+        reference = self.registry.model_runner_class(self.config, self.platform)
+        runner_class = resolve_class(reference, TorchModelRunner)
+        runner: TorchModelRunner = runner_class(self.context, self.platform, self.registry, device)
+        return runner
+
+    def join_group(self) -> None:
+        """Join the process groups of this rank, before memory is measured: collectives hold some.
+
+        A single worker has none. Called by ``init_device``.
+        """
+        if self.context.world_size > 1:
+            from hardpoint.capabilities import Capability
+
+            self._unsupported(Capability.TENSOR_PARALLEL)
+
+    # The life of a worker, in order.
+
+    def init_device(self) -> None:
+        """Take the device, seed it, and fix the memory budget.
+
+        Raises ConfigError for a rank or dtype that cannot be, MemoryBudgetError for a budget that
+        is not free.
+        """
+        self._check_rank()
+        self._check_dtype()
+        device = self.device = self.make_device()
+        device.set_device()
+        self.join_group()
+        device.seed(self.config.model.seed or 0)
+        self.budget = self._budget(device)
+        self.model_runner = self.make_model_runner(device)
+
+    def load_model(self) -> LoadReport:
+        """Construct the model and load its weights."""
+        report = self._runner("load_model").load_model()
+        _logger.info(
+            "rank %d: %d bytes of weights in %.2f s", self.rank, report.weight_bytes, report.seconds
+        )
+        return report
+
+    def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
+        """Return layer name -> what the layer keeps per block."""
+        return self._runner("get_kv_cache_spec").get_kv_cache_spec()
+
+    def determine_available_memory(self) -> int:
+        """Return the bytes left for the KV cache: the budget less the peak of a profiling run with
+        the largest step; negative if the model alone is too large.
+        """
+        runner = self._runner("determine_available_memory")
+        device = self._device("determine_available_memory")
+        peak = device.peak_memory(runner.profile_run)
+        available = self.budget - peak
+        _logger.info(
+            "rank %d: memory budget %d bytes, %d used at the peak, %d left for the KV cache",
+            self.rank, self.budget, peak, available,
+        )  # fmt: skip
+        return available
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the KV cache and bind it to the layers."""
+        self._runner("initialize_from_config").initialize_kv_cache(kv_cache_config)
+
+    def compile_or_warm_up_model(self) -> WarmUpReport:
+        """Warm up; draws and outputs afterwards are as if it had not run."""
+        return self._runner("compile_or_warm_up_model").warm_up()
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | StepTicket:
+        """Run one step."""
+        return self._runner("execute_model").execute_model(scheduler_output)
+
+    def sample_tokens(self, ticket: StepTicket, grammar: GrammarOutput | None) -> ModelRunnerOutput:
+        """Finish the step of ``ticket``."""
+        return self._runner("sample_tokens").sample_tokens(ticket, grammar)
+
+    def shutdown(self) -> None:
+        """Drop everything that this rank holds."""
+        if self.model_runner is not None:
+            self.model_runner.close()
+        self.model_runner = self.device = None
+        super().shutdown()
+
+    def get_model_runner(self) -> TorchModelRunner:
+        """Return the runner; raises LifecycleError before ``init_device``."""
+        return self._runner("get_model_runner")
+
+    def update_max_model_len(self, max_model_len: int) -> None:
+        """Adopt a length fitted by the driver; longer requests are refused from now on."""
+        self._runner("update_max_model_len").update_max_model_len(max_model_len)
+
+    # Within.
+
+    def _check_rank(self) -> None:
+        context = self.context
+        if not 0 <= context.rank < context.world_size:
+            raise ConfigError(f"rank {context.rank} is not in a world of {context.world_size}")
+        if context.devices and context.local_rank >= len(context.devices):
+            raise ConfigError(
+                f"local rank {context.local_rank} has no device: there are "
+                f"{len(context.devices)} ({', '.join(context.devices)})"
+            )
+
+    def _check_dtype(self) -> None:
+        dtypes = self.platform.limits(self.config).dtypes
+        if self.config.model.dtype not in dtypes:
+            raise ConfigError(
+                f"dtype = {self.config.model.dtype!r}: platform {self.platform.name!r} computes in "
+                f"{', '.join(dtypes)}"
+            )
+
+    def _budget(self, device: DeviceOps) -> int:
+        """Return the bytes this rank may hold: its share of the device, as far as it is free.
+
+        A share that the user set and that is not free is an error; the default one is lowered to
+        what is free, and that is logged.
+        """
+        share = self.config.cache.memory_utilization
+        info = device.memory_info()
+        wanted = math.ceil(info.total * share)
+        possible = info.free + device.memory_allocated()
+        if wanted <= possible:
+            return wanted
+        if self.config.is_explicit("memory_utilization"):
+            raise MemoryBudgetError(
+                f"memory_utilization = {share:g} of {info.total} bytes are {wanted} bytes, but "
+                f"only {possible} are free for this worker; set it to at most "
+                f"{math.floor(possible / info.total * 100) / 100:g}"
+            )
+        _logger.info(
+            "rank %d: %d of %d bytes are free, fewer than memory_utilization = %g asks for (%d)",
+            self.rank, possible, info.total, share, wanted,
+        )  # fmt: skip
+        return possible
+
+    def _runner(self, method: str) -> TorchModelRunner:
+        if self.model_runner is None:
+            self._missing(method)
+        return self.model_runner
+
+    def _device(self, method: str) -> DeviceOps:
+        if self.device is None:
+            self._missing(method)
+        return self.device
+
+    def _missing(self, method: str) -> NoReturn:
+        raise LifecycleError(f"{method} was called before init_device, or after shutdown")
