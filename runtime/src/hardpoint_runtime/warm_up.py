@@ -6,7 +6,7 @@ request and no random generator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,7 +45,7 @@ def dummy_forward(
     layers: int | None = None,
 ) -> None:
     """Run the model over rows of ``lengths`` tokens each, through the first ``layers`` only if
-    given; ends early, without an error, if the driver cancels.
+    given. Raises CancelledStepError if the driver wants this worker to leave.
     """
     total = sum(lengths)
     starts = [0, *np.cumsum(lengths).tolist()]
@@ -75,8 +75,8 @@ def dummy_forward(
             )
             runner.get_model().compute_logits(hidden[-len(lengths) :])
         except CancelledStepError:
-            # Either enough layers have run, or the driver wants this worker to leave: both end here.
-            return
+            if layers is None or runner.context.cancelled():
+                raise
 
 
 def dummy_sampling(runner: TorchModelRunner, sampler: Sampler, rows: int) -> None:
@@ -98,13 +98,13 @@ def dummy_sampling(runner: TorchModelRunner, sampler: Sampler, rows: int) -> Non
         sampler.sample(logits, SamplingBatch(num_rows=rows, draws=draws, logprobs=asks))
 
 
-def _after(layers: int | None, cancelled):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _after(layers: int | None, cancelled: Callable[[], bool]) -> Callable[[], bool]:
     """Return a ``cancelled`` that also turns true at the question after ``layers`` layers."""
     asked = 0
 
     def ended() -> bool:
         nonlocal asked
         asked += 1
-        return bool(cancelled()) or (layers is not None and asked > layers)
+        return cancelled() or (layers is not None and asked > layers)
 
     return ended

@@ -1,1 +1,1 @@
-"""The CPU platform for Hardpoint"""
+"""The CPU platform for Hardpoint."""

@@ -16,8 +16,8 @@ from hardpoint_cpu.settings import CpuSettings
 
 @frozen(kw_only=True)
 class Cores:
-    """The cores in this process's cpuset, and how many cores' worth of time a quota leaves it (None:
-    no quota).
+    """The cores in this process's cpuset, and how many cores' worth of time a quota leaves it
+    (None: no quota).
     """
 
     ids: tuple[int, ...]
@@ -102,8 +102,8 @@ def problems(settings: CpuSettings, cores: Cores) -> list[Problem]:
 
 
 def share_of(ids: Sequence[int], index: int, workers: int) -> tuple[int, ...]:
-    """Return the cores of worker ``index`` of ``workers`` on this host: consecutive, as equal as can
-    be; one core serves several where there are fewer cores than workers.
+    """Return the cores of worker ``index`` of ``workers`` on this host: consecutive, as equal as
+    can be; one core serves several where there are fewer cores than workers.
     """
     if workers >= len(ids):
         return (ids[index % len(ids)],)

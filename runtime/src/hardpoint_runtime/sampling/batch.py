@@ -6,7 +6,7 @@ What nobody in the step uses is None, and costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ from hardpoint_runtime.sampling.draws import uniforms
 from hardpoint_runtime.sampling.edits import (
     Penalties,
     Places,
-    banned_until_long_enough,
+    banned,
     gather_penalties,
 )
 from hardpoint_runtime.sampling.logprobs import LogprobAsk, ask
@@ -91,8 +91,9 @@ def build_sampling_batch(
     positions = columns.gather("num_tokens", slots)
     num_output = positions - columns.gather("num_prompt", slots)
 
-    def rows_with(feature: Feature) -> Array:
-        return np.flatnonzero(features & feature) if asked & feature else np.empty(0, np.int64)
+    def rows_with(feature: Feature) -> list[int]:
+        found: list[int] = np.flatnonzero(features & feature).tolist() if asked & feature else []
+        return found
 
     return SamplingBatch(
         num_rows=len(states),
@@ -104,7 +105,7 @@ def build_sampling_batch(
         banned=_places(
             (
                 row,
-                banned_until_long_enough(states[row].sampling, int(num_output[row]), eos_token_ids),
+                banned(states[row].sampling, int(num_output[row]), eos_token_ids),
             )
             for row in rows_with(Feature.MIN_TOKENS)
         ),
@@ -112,7 +113,7 @@ def build_sampling_batch(
         penalties=_penalties(requests, states, slots, rows_with(Feature.PENALTIES)),
         grammar=_masks(req_ids, grammar, vocab_size),
         logprobs=tuple(
-            ask(int(row), states[row].sampling, vocab_size) for row in rows_with(Feature.LOGPROBS)
+            ask(row, states[row].sampling, vocab_size) for row in rows_with(Feature.LOGPROBS)
         ),
     )
 
@@ -137,25 +138,25 @@ def _draws(
     return Draws(
         rows=rows,
         temperature=temperature[rows],
-        uniform=uniforms((states[row].seed, int(positions[row])) for row in rows),
+        uniform=uniforms((states[row].seed, int(positions[row])) for row in rows.tolist()),
         min_p=min_p if min_p.any() else None,
         top_k=top_k if cuts else None,
         top_p=top_p if cuts else None,
     )
 
 
-def _places(wishes: object) -> Places | None:
+def _places(wishes: Iterable[tuple[int, Iterable[int]]]) -> Places | None:
     rows: list[int] = []
     ids: list[int] = []
-    for row, wanted in wishes:  # type: ignore[attr-defined]
+    for row, wanted in wishes:
         unique = set(wanted)
-        rows += [int(row)] * len(unique)
+        rows += [row] * len(unique)
         ids += unique
     return Places(rows=np.asarray(rows), ids=np.asarray(ids)) if ids else None
 
 
-def _bias(states: Sequence[RequestState], rows: Array) -> tuple[Places, Array] | None:
-    wishes = [(int(row), states[row].sampling.logit_bias or {}) for row in rows]
+def _bias(states: Sequence[RequestState], rows: Sequence[int]) -> tuple[Places, Array] | None:
+    wishes = [(row, states[row].sampling.logit_bias or {}) for row in rows]
     places = _places((row, bias.keys()) for row, bias in wishes)
     if places is None:
         return None
@@ -165,13 +166,13 @@ def _bias(states: Sequence[RequestState], rows: Array) -> tuple[Places, Array] |
 
 
 def _penalties(
-    requests: Requests, states: Sequence[RequestState], slots: Array, rows: Array
+    requests: Requests, states: Sequence[RequestState], slots: Array, rows: list[int]
 ) -> Penalties | None:
-    if not len(rows):
+    if not rows:
         return None
     columns = requests.columns
     return gather_penalties(
-        [int(row) for row in rows],
+        rows,
         [requests.tokens(states[row].req_id) for row in rows],
         [int(count) for count in columns.gather("num_prompt", slots[rows])],
         {name: columns.gather(name, slots[rows]) for name in PENALTY_COLUMNS},

@@ -118,7 +118,7 @@ def penalise(logits: Tensor, penalties: Penalties, to_device: ToDevice) -> None:
     logits.view(-1).index_copy_(0, flat, values)
 
 
-def banned_until_long_enough(
+def banned(
     sampling: SamplingParams, num_output: int, eos_token_ids: Sequence[int]
 ) -> tuple[int, ...]:
     """Return the ids that would end the answer before ``min_tokens``: stop ids, and the end of

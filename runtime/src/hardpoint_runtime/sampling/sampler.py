@@ -91,10 +91,9 @@ class Sampler:
         cuts = (top_k > 0) | (top_p < 1)
         cut = self.device.to_device(np.flatnonzero(cuts), torch.int64)
         everyone = bool(cuts.all())
-        part = (lambda tensor: tensor) if everyone else (lambda tensor: tensor.index_select(0, cut))
         drawn = filters.draw_truncated(
-            part(scaled),
-            part(uniform),
+            scaled if everyone else scaled.index_select(0, cut),
+            uniform if everyone else uniform.index_select(0, cut),
             self.device.to_device(top_k[cuts], torch.int64),
             self._floats(top_p[cuts]),
             largest_k=int(top_k.max()),
