@@ -169,8 +169,9 @@ class Registry:
                     self._platforms[name] = build_platform(plugin, settings)
                 except ConfigError:
                     raise
-                except (Exception, SystemExit) as error:
-                    raise complaint(self._installed.fail("platform", name, error)) from error
+                except (Exception, SystemExit) as error:  # noqa: BLE001 - kept, raised
+                    failure = complaint(self._installed.fail("platform", name, error))
+                    raise failure from failure.__cause__
             return self._platforms[name]
 
     def executor(self, name: str) -> type[Executor]:
@@ -181,7 +182,8 @@ class Registry:
         try:
             return resolve_class(plugin.record.executor, Executor)
         except PluginError as error:
-            raise complaint(self._installed.fail("executor", name, error)) from error
+            failure = complaint(self._installed.fail("executor", name, error))
+            raise failure from failure.__cause__
 
     def verdict(self, kind: str, name: str, *, named: bool = False) -> Verdict:
         """Return the probe's verdict on a platform or an executor, probing once a registry.
@@ -375,4 +377,5 @@ class Registry:
         if plugin.kind == "extension":
             self._installed.set_aside(broken)
             return
-        raise complaint(broken) from error
+        failure = complaint(broken)
+        raise failure from failure.__cause__

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from hardpoint.discovery import Plugin, normalized
 from hardpoint.errors import PluginNotFoundError
 from hardpoint.records import Problem
@@ -106,7 +108,13 @@ def unknown_names(config: Config, plugins: Sequence[Plugin]) -> list[Problem]:
                     way_out=f"It is provided by {known}.",
                 )
             )
-    return problems
+    return [evolve(problem, origin=_origin(config, problem.key)) for problem in problems]
+
+
+def _origin(config: Config, key: str) -> str:
+    exact = config.origins.get(key)
+    below = (who for path, who in config.origins.items() if path.startswith(f"{key}."))
+    return exact or next(below, "")
 
 
 def _unknown(key: str, name: str, plugins: Sequence[Plugin]) -> Problem:
