@@ -67,4 +67,4 @@ def read_whole(path: Path, limit: int) -> bytes:
             raise CheckpointError(
                 f"{path}: {size} bytes, where at most {limit} are read: this is not such a file"
             )
-        return file.read(limit) or b""
+        return file.read(size) or b""  # a buffer of this size is made, so not of the limit's

@@ -57,8 +57,8 @@ def _describe(file: GGUFFile, fields: Fields) -> ModelDescription:
     heads = fields.integer(f"{name}.attention.head_count")
     kv_heads = _kv_heads(fields, f"{name}.attention.head_count_kv", heads)
     hidden = fields.integer(f"{name}.embedding_length")
-    rotary = fields.integer(f"{name}.rope.dimension_count", hidden // heads)
-    head_size = fields.integer(f"{name}.attention.key_length", rotary)
+    head_size = fields.integer(f"{name}.attention.key_length", hidden // heads)
+    rotary = fields.integer(f"{name}.rope.dimension_count", head_size)
     if fields.integer(f"{name}.attention.value_length", head_size) != head_size or (
         rotary != head_size
     ):
