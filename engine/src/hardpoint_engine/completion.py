@@ -166,12 +166,12 @@ class Generation:
 
 def token_logprobs(rows: Logprobs, row: int, tokenizer: Tokenizer) -> TokenLogprobs:
     """Return row ``row`` by token id. The first token's rank is given; the rest come best first."""
-    ids, values = rows.ids[row], rows.values[row]
-    scores = {}
-    for column in range(len(ids) - 1, -1, -1):  # the first last: its rank is exact
-        scores[ids[column]] = Logprob(
-            logprob=values[column],
-            rank=column or rows.ranks[row],
-            decoded_token=tokenizer.decode([ids[column]], skip_special_tokens=False),
-        )
-    return dict(reversed(scores.items()))
+    scores: TokenLogprobs = {}
+    for column, (token, value) in enumerate(zip(rows.ids[row], rows.values[row], strict=True)):
+        if token not in scores:  # the first token may come again among the best
+            scores[token] = Logprob(
+                logprob=value,
+                rank=column or rows.ranks[row],
+                decoded_token=tokenizer.decode([token], skip_special_tokens=False),
+            )
+    return scores

@@ -23,7 +23,10 @@ class StopStrings:
         self._stops = tuple(dict.fromkeys(stops))
 
     def find(self, text: str, seen: int) -> StopMatch | None:
-        """Return the stop string that ends first after the ``seen`` first characters; of several that end there, the longest."""
+        """Return the stop string that ends first after the ``seen`` first characters.
+
+        Of several that end there, the longest.
+        """
         found = None
         for stop in self._stops:
             begin = text.find(stop, max(0, seen - len(stop) + 1))

@@ -1,0 +1,175 @@
+"""Templates come from strangers: rendered as the hub renders them, bounded in reach and in work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jinja2
+import markupsafe
+import pytest
+from hardpoint_engine import template_process
+from hardpoint_engine.chat_template import ChatTemplate, ChatTemplateError
+from hardpoint_engine.template_process import environment
+
+REFUSALS = ("SecurityError", "UndefinedError", "TypeError", "AttributeError")
+HELLO = [{"role": "user", "content": "héllo 🙂"}]
+
+
+@pytest.fixture
+def template():
+    made = []
+
+    def make(source, values=None, **limits) -> ChatTemplate:
+        made.append(ChatTemplate(source, values or {}, **limits))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def child(template: ChatTemplate) -> subprocess.Popen:
+    return template._process._child
+
+
+def test_messages_become_a_prompt(template):
+    source = (
+        "{{ bos_token }}{% for m in messages %}\n    {% if loop.first %}\n[{{ m['role'] }}]"
+        "{{ m.content }}\n    {% endif %}\n{% endfor %}{% if add_generation_prompt %}:{% endif %}"
+    )
+    one = template(source, {"bos_token": "<s>"})
+    assert one.render(HELLO) == "<s>[user]héllo 🙂\n:"
+    assert one.render(HELLO, add_generation_prompt=False) == "<s>[user]héllo 🙂\n"
+
+
+def test_names_that_templates_count_on(template):
+    source = (
+        "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}"
+        "{% endif %}{{ i }}{% endfor %}{% generation %} all {% endgeneration %}"
+        "{{ {'a': 'é<'} | tojson }}{{ strftime_now('%Y') | length }}{{ extra }}"
+    )
+    assert template(source).render([], extra="!") == '02 all {"a": "é<"}4!'
+
+
+def test_one_process_serves_many_renderings(template):
+    one = template("{{ messages[0].content }}")
+    one.start()
+    pid = child(one).pid
+    for text in ("a", "b" * 1_000_000, "c\n\x00"):
+        assert one.render([{"role": "user", "content": text}]) == text
+    assert child(one).pid == pid
+
+
+def test_what_a_template_refuses_is_told(template):
+    one = template("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(ChatTemplateError, match="refuses the messages: roles must alternate"):
+        one.render(HELLO)
+    with pytest.raises(ChatTemplateError, match="TemplateSyntaxError"):
+        template("{% if %}").render(HELLO)
+    with pytest.raises(ChatTemplateError, match=r"no chat template.*--raw"):
+        template(None).render(HELLO)
+    with pytest.raises(ChatTemplateError, match="plain data"):
+        template("x").render([{"role": "user", "content": object()}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ ''|attr('__class__') }}",
+        "{{ ''|attr('format')|attr('__globals__') }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.system('true') }}",
+        "{{ ('{0.__class__}'|attr('for' ~ 'mat'))(1) }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+    ],
+)
+def test_nothing_outside_is_reached(template, source):
+    one = template(source)
+    try:
+        text = one.render(HELLO)
+    except ChatTemplateError as error:
+        text = str(error).removeprefix("the model's chat template cannot be rendered: ")
+        assert text.startswith(REFUSALS)
+    else:
+        assert not text.strip()
+
+
+def test_endless_work_is_killed_and_the_next_rendering_works(template):
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    one = template(
+        "{% if messages[0].content == 'loop' %}" + loop + "{% endif %}ok", time_limit=0.5
+    )
+    assert one.render(HELLO) == "ok"
+    process = child(one)
+    with pytest.raises(ChatTemplateError, match=r"longer than 0\.5 s"):
+        one.render([{"role": "user", "content": "loop"}])
+    assert process.returncode == -signal.SIGKILL
+    assert one.render(HELLO) == "ok"
+
+
+def test_work_in_native_code_is_killed_too(template):
+    with pytest.raises(ChatTemplateError, match=r"longer than 0\.3 s"):
+        template("{{ (9 ** (9 ** 9)) is odd }}", time_limit=0.3).render(HELLO)
+
+
+def test_output_is_bounded(template):
+    one = template("{% for i in range(9999) %}{{ 'a' * 1000 }}{% endfor %}", most_characters=10_000)
+    with pytest.raises(ChatTemplateError, match="more than 10000 characters"):
+        one.render(HELLO)
+    with pytest.raises(ChatTemplateError, match="too much memory"):
+        template("{{ 'a' * (10 ** 9) }}").render(HELLO)
+
+
+def test_a_process_that_dies_is_told_and_replaced(template):
+    one = template("ok")
+    assert one.render(HELLO) == "ok"
+    os.kill(child(one).pid, signal.SIGKILL)
+    with pytest.raises(ChatTemplateError, match="signal 9"):
+        one.render(HELLO)
+    assert one.render(HELLO) == "ok"
+
+
+def test_the_process_knows_no_secrets_and_ends_with_its_driver(monkeypatch, template):
+    monkeypatch.setenv("SECRET_TOKEN", "s3cret")
+    one = template("ok")
+    assert one.render(HELLO) == "ok"
+    process = child(one)
+    assert b"s3cret" not in Path(f"/proc/{process.pid}/environ").read_bytes()
+    process.stdin.close()  # what it sees when the driver is gone
+    assert process.wait(10) == 0
+
+
+def test_a_busy_process_ends_by_itself_when_nobody_kills_it():
+    """Its driver may be gone: an alarm without a handler ends native code, too."""
+    order = {"source": "{{ 9 ** (9 ** 9) }}", "values": {}, "most_characters": 10}
+    paths = [str(Path(module.__file__).parents[1]) for module in (jinja2, markupsafe)]
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", template_process.__file__, "0.2", *paths],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout.readline() == b"{}\n"
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.flush()
+        assert process.wait(30) == -signal.SIGALRM
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_an_old_sandbox_is_not_trusted(monkeypatch):
+    monkeypatch.setattr(jinja2, "__version__", "3.1.5")
+    with pytest.raises(RuntimeError, match=r"3\.1\.6 is needed"):
+        environment()

@@ -1,0 +1,92 @@
+"""Pieces join to the whole, and none ends in half a character."""
+
+from __future__ import annotations
+
+import pytest
+from hardpoint_engine.detokenizer import WindowDetokenizer
+from hardpoint_engine.tokenizer_bytes import ByteTokenizer
+from hardpoint_engine.vocabulary import ALPHABET, Vocabulary, piece_bytes
+from hypothesis import given
+from hypothesis import strategies as st
+
+WORDS = ("naïve 🙂", "👩‍👩‍👧‍👦", "日本語", "\U0010ffff\x00", "plain", " é")
+
+
+def pieces(detokenizer, ids):
+    return [detokenizer.add(token) for token in ids] + [detokenizer.finish()]
+
+
+def test_a_character_comes_when_it_is_whole():
+    detokenizer = ByteTokenizer().detokenizer()
+    assert pieces(detokenizer, "a🙂é".encode()) == ["a", "", "", "", "🙂", "", "é", ""]
+
+
+def test_an_unfinished_character_is_replaced_at_the_end_only():
+    detokenizer = ByteTokenizer().detokenizer()
+    assert pieces(detokenizer, "🙂".encode()[:3]) == ["", "", "", "\ufffd"]
+
+
+@given(st.lists(st.integers(0, 255)))
+def test_any_bytes_decode_as_a_whole_does(ids):
+    tokenizer = ByteTokenizer()
+    assert "".join(pieces(tokenizer.detokenizer(), ids)) == tokenizer.decode(ids)
+
+
+@given(st.lists(st.integers(0, 310)), st.booleans())
+def test_any_ids_of_a_byte_level_vocabulary_decode_as_a_whole_does(trained, ids, skip):
+    tokenizer = Vocabulary(trained)
+    joined = "".join(pieces(tokenizer.detokenizer(skip_special_tokens=skip), ids))
+    assert joined == trained.decode(ids, skip_special_tokens=skip)
+
+
+@given(st.text())
+def test_no_piece_of_well_formed_text_has_a_broken_character(trained, text):
+    tokenizer = Vocabulary(trained)
+    found = pieces(tokenizer.detokenizer(skip_special_tokens=False), tokenizer.encode(text))
+    assert "".join(found) == text
+    assert sum(piece.count("\ufffd") for piece in found) == text.count("\ufffd")
+
+
+def test_the_alphabet_is_the_librarys():
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    assert set(ALPHABET) == set(ByteLevel.alphabet())
+    assert sorted(ALPHABET.values()) == list(range(256))
+    assert piece_bytes("Ġa") == b" a"
+    assert piece_bytes("<a b>") == b"<a b>"
+
+
+@pytest.fixture(scope="module")
+def joining():
+    """A vocabulary whose text depends on neighbours: word pieces with a leading mark, and bytes."""
+    from tokenizers import Tokenizer, decoders, models
+
+    vocab = {"<unk>": 0, "▁the": 1, "▁cat": 2, "s": 3}
+    vocab |= {f"<0x{byte:02X}>": 4 + byte for byte in range(256)}
+    made = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+         decoders.Strip(" ", 1, 0)]
+    )  # fmt: skip
+    return Vocabulary(made)
+
+
+def byte_ids(text: str) -> list[int]:
+    return [4 + byte for byte in text.encode()]
+
+
+@given(st.lists(st.sampled_from([[1], [2], [3], *map(byte_ids, WORDS)])))
+def test_a_window_decodes_as_a_whole_does(joining, parts):
+    ids = [token for part in parts for token in part]
+    detokenizer = joining.detokenizer()
+    assert isinstance(detokenizer, WindowDetokenizer)
+    found = pieces(detokenizer, ids)
+    assert "".join(found) == joining.decode(ids)
+    assert not any("\ufffd" in piece for piece in found)
+
+
+def test_a_window_gives_up_on_bytes_that_never_become_a_character(joining):
+    ids = [4 + 0xFF] * 12 + [1]
+    found = pieces(joining.detokenizer(), ids)
+    assert "".join(found).endswith(" the")
+    assert any(found[:12])  # endless rubbish is not held back for ever

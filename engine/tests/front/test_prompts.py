@@ -1,0 +1,104 @@
+"""What callers hand in is checked before anything is queued."""
+
+from __future__ import annotations
+
+import pytest
+from hardpoint.errors import InvalidRequestError
+from hardpoint.sampling_params import SamplingParams
+from hardpoint_engine.prompts import as_list, as_params, as_tokens, check_messages, split
+from hardpoint_engine.tokenizer_bytes import ByteTokenizer
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("hi", ["hi"]),
+        ([1, 2], [[1, 2]]),
+        ((1, 2), [[1, 2]]),
+        (["a", "b"], ["a", "b"]),
+        (["a", [1, 2]], ["a", [1, 2]]),
+        ([[1], (2,)], [[1], (2,)]),
+        ([], []),
+        (iter(["a"]), ["a"]),
+    ],
+)
+def test_one_prompt_or_several(given, expected):
+    assert as_list(given) == expected
+
+
+@pytest.mark.parametrize("given", [3, None, {"prompt": "hi"}])
+def test_something_else_is_refused(given):
+    with pytest.raises(InvalidRequestError, match="prompts must be"):
+        as_list(given)
+
+
+class Whole:
+    """A whole number that is no int, as array libraries have them."""
+
+    def __index__(self) -> int:
+        return 7
+
+
+def tokens(prompt):
+    return as_tokens(prompt, ByteTokenizer(), 256).ids
+
+
+def test_ids_become_plain_ints():
+    assert tokens([Whole(), 0, 255]) == (7, 0, 255)
+    assert [type(token) for token in tokens([Whole()])] == [int]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("", "empty"),
+        ([], "empty"),
+        ([1, 256], "token 1 of the prompt is 256.*0 to 255"),
+        ([-1], "token 0 of the prompt is -1"),
+        ([1.0], "is 1.0"),
+        ([True], "is True"),
+        (["a"], "is 'a'"),
+        (b"abc", "not bytes"),
+        (5, "not int"),
+        ("\udcff", "Unicode"),
+    ],
+)
+def test_a_malformed_prompt_is_named(prompt, words):
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        tokens(prompt)
+    assert caught.value.field == "prompt"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        "hi",
+        {"role": "user", "content": "x"},
+        [],
+        ["hi"],
+        [{"content": "x"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": ""}],
+        [{"role": "system", "content": "be"}, {"role": "user", "content": " \n"}],
+    ],
+)
+def test_a_conversation_without_a_word_is_refused(messages):
+    with pytest.raises(InvalidRequestError, match=r"empty|must be"):
+        check_messages(messages)
+
+
+def test_parameters_fit_the_prompts():
+    one, two = SamplingParams(max_tokens=1), SamplingParams(max_tokens=2)
+    assert as_params(None, 2) == [SamplingParams()] * 2
+    assert as_params(one, 3) == [one] * 3
+    assert as_params([one, two], 2) == [one, two]
+    with pytest.raises(InvalidRequestError, match="1 sampling parameters were given for 2"):
+        as_params([one], 2)
+    with pytest.raises(InvalidRequestError, match="not dict"):
+        as_params([{"max_tokens": 1}], 1)
+
+
+def test_answers_of_one_request_draw_differently():
+    parts = split(SamplingParams(n=3, seed=5, temperature=1))
+    assert [(part.n, part.seed) for part in parts] == [(1, 5), (1, 6), (1, 7)]
+    assert [part.seed for part in split(SamplingParams(n=2))] == [None, None]
