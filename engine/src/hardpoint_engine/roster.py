@@ -1,0 +1,159 @@
+"""The live requests of one engine: who waits, who runs, who ended, and what the workers must hear
+of it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable
+from operator import attrgetter
+
+from hardpoint.messages import Logprobs, SchedulerOutput
+
+from hardpoint_engine.kv_blocks import KVBlocks
+from hardpoint_engine.request import EngineOutput, EngineRequest, Phase, Request
+from hardpoint_engine.stopping import FinishReason, StopRule
+from hardpoint_engine.waiting import WaitingQueue
+
+_rank = attrgetter("rank")
+
+
+class Roster:
+    """Keeps every live request in exactly one of ``waiting`` and ``running`` (best first), and ends
+    each exactly once. ``running`` is one list object for good.
+    """
+
+    def __init__(self, blocks: KVBlocks, clock: Callable[[], float]) -> None:
+        self.blocks = blocks
+        self.clock = clock
+        self.running: list[Request] = []
+        self.waiting = WaitingQueue()
+        self.num_preemptions = 0
+        self._requests: dict[str, Request] = {}
+        self._finished: set[str] = set()
+        self._preempted: set[str] = set()
+        self._ended: list[EngineOutput] = []
+        self._ordinals = itertools.count()
+
+    def __contains__(self, req_id: str) -> bool:
+        return req_id in self._requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether ``take_ended`` has something to give."""
+        return bool(self._ended)
+
+    def take_ended(self) -> list[EngineOutput]:
+        """Return, once, the last outputs of requests that ended outside a step's result."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def add(self, source: EngineRequest, rule: StopRule) -> Request:
+        """Let a checked request wait. The core has seen to its seed and to its id being free."""
+        request = Request.of(source, next(self._ordinals), rule)
+        self._requests[request.req_id] = request
+        self.waiting.add(request)
+        return request
+
+    def start(self, request: Request) -> None:
+        """Let the best waiting request run; its blocks are its own already."""
+        self.waiting.take()
+        request.phase = Phase.RUNNING
+        if request.first_scheduled is None:
+            request.first_scheduled = self.clock()
+            request.num_cached = request.num_computed
+        bisect.insort(self.running, request, key=_rank)
+
+    def preempt_last(self) -> Request:
+        """Take the blocks of the last running request, let it wait, and return it."""
+        victim = self.running.pop()
+        self.blocks.release(victim)
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self._preempted.add(victim.req_id)
+        self.waiting.add(victim)
+        return victim
+
+    def resumed(self, req_id: str) -> None:
+        """Note that a preempted request is in the plan again, with new blocks."""
+        self._preempted.discard(req_id)
+
+    def end(
+        self,
+        req_id: str,
+        reason: FinishReason,
+        *,
+        stop_reason: int | str | None = None,
+        error: BaseException | None = None,
+    ) -> bool:
+        """End a request in whatever state; False if there is no such live request. Its last output
+        comes by ``take_ended``; what a step in flight still gives it is dropped.
+        """
+        request = self._requests.get(req_id)
+        if request is None:
+            return False
+        if request.phase is Phase.RUNNING:
+            self.running.remove(request)
+        self._ended.append(self.finish(request, reason, stop_reason=stop_reason, error=error))
+        return True
+
+    def end_all(self, reason: FinishReason, error: BaseException | None = None) -> None:
+        """End every live request."""
+        for req_id in list(self._requests):
+            self.end(req_id, reason, error=error)
+
+    def finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        new_tokens: tuple[int, ...] = (),
+        logprobs: Logprobs | None = None,
+        prompt_logprobs: Logprobs | None = None,
+        stop_reason: int | str | None = None,
+        error: BaseException | None = None,
+    ) -> EngineOutput:
+        """End the account of a live request and return its last output. One that ran stays in
+        ``running`` until ``sweep``.
+        """
+        if request.phase is Phase.WAITING:
+            self.waiting.remove(request, Phase.FINISHED)
+        request.phase = Phase.FINISHED
+        self.blocks.release(request)
+        del self._requests[request.req_id]
+        self._preempted.discard(request.req_id)
+        if request.at_workers:
+            self._finished.add(request.req_id)
+        return EngineOutput(
+            req_id=request.req_id,
+            new_tokens=new_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            error=error,
+            metrics=request.metrics_at(self.clock()),
+        )
+
+    def sweep(self) -> None:
+        """Drop ended requests from ``running``."""
+        self.running[:] = [request for request in self.running if request.phase is Phase.RUNNING]
+
+    def take_finished(self) -> frozenset[str]:
+        """Return, once, the ids that the workers shall forget."""
+        finished, self._finished = frozenset(self._finished), set()
+        return finished
+
+    def take_preempted(self) -> frozenset[str]:
+        """Return, once, the ids that lost their blocks and are not in the plan."""
+        preempted, self._preempted = frozenset(self._preempted), set()
+        return preempted
+
+    def say_again(self, plan: SchedulerOutput) -> None:
+        """Tell the workers with the next plan what they may have missed of a failed one."""
+        self._finished |= plan.finished
+        self._preempted |= {req_id for req_id in plan.preempted if req_id in self._requests}

@@ -1,0 +1,254 @@
+"""A worker made of dictionaries that believes nothing: it checks every plan, and its next token is
+a function of what it reads back from the cache through the request's blocks.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+from hardpoint.messages import ModelRunnerOutput
+from hardpoint.sampling_params import SamplingParams
+from hardpoint_engine.block_pool import BlockPool
+from hardpoint_engine.kv_blocks import KVBlocks
+from hardpoint_engine.request import EngineRequest
+from hardpoint_engine.scheduler import Scheduler
+from hardpoint_engine.step_draft import StepLimits
+from hardpoint_engine.stopping import StopRule
+
+VOCAB = 97
+
+
+def next_token(tokens):
+    return zlib.crc32(repr(tuple(tokens)).encode()) % VOCAB
+
+
+def answer(prompt, count):
+    """What the model says to ``prompt``, without any cache."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tuple(tokens[len(prompt) :])
+
+
+class Copy:
+    """The worker's copy of a request."""
+
+    def __init__(self, tokens, blocks):
+        self.tokens = list(tokens)
+        self.blocks = [list(group) for group in blocks]
+        self.parked = False
+        self.prefill_until = len(self.tokens)
+
+
+class Worker:
+    def __init__(self, scheduler, *, reserved=1):
+        self.limits = scheduler.limits
+        self.block_size = scheduler.blocks.block_size
+        self.num_blocks = scheduler.blocks.pool.num_blocks
+        self.num_groups = scheduler.num_groups
+        self.reserved = reserved
+        self.slots = {}
+        self.copies = {}
+        self.last_step = 0
+        self.computed_tokens = 0
+        self.resumptions = 0
+        self.plans = []
+
+    def execute(self, plan):
+        plan.check()
+        assert plan.step_id == self.last_step + 1, "steps are numbered one by one"
+        self.last_step = plan.step_id
+        self.plans.append(plan)
+        for req_id in plan.finished:
+            self.copies.pop(req_id, None)
+        for req_id in plan.preempted:
+            self.copies[req_id].parked = True
+            assert req_id not in plan.num_tokens
+        computed, is_prefill = self._update(plan)
+        self._check_limits(plan, is_prefill, computed)
+        self._check_blocks(plan, computed)
+        rows = {}
+        for req_id, count in plan.num_tokens.items():
+            rows[req_id] = self._compute(req_id, computed[req_id], count)
+        for req_id, row in rows.items():
+            self.copies[req_id].tokens.extend(row)
+        self.computed_tokens += plan.total_tokens
+        order = sorted(rows, key=lambda r: zlib.crc32(r.encode()))  # any order is allowed
+        return ModelRunnerOutput(
+            step_id=plan.step_id,
+            req_ids=tuple(order),
+            tokens=tuple(tuple(rows[req_id]) for req_id in order),
+        )
+
+    def _update(self, plan):
+        computed = {}
+        is_prefill = set()
+        for new in plan.new:
+            assert new.req_id not in self.copies, "new means unknown"
+            assert new.sampling.seed is not None or new.sampling.greedy
+            known = new.prefill_tokens or new.prompt
+            assert new.num_computed < len(known), "something is left to sample from"
+            self.copies[new.req_id] = Copy(known, new.block_ids)
+            computed[new.req_id] = new.num_computed
+            is_prefill.add(new.req_id)
+        running = plan.running
+        assert running.resumed <= set(running.req_ids)
+        for index, req_id in enumerate(running.req_ids):
+            copy = self.copies[req_id]
+            blocks = running.new_blocks[index]
+            if req_id in running.resumed:
+                copy.parked = False
+                copy.blocks = [list(group) for group in blocks]
+                copy.prefill_until = len(copy.tokens)
+                self.resumptions += 1
+            else:
+                assert not copy.parked, "a preempted request comes back as resumed"
+                for group, added in zip(copy.blocks, blocks or (), strict=bool(blocks)):
+                    assert added
+                    group.extend(added)
+            computed[req_id] = running.num_computed[index]
+            if computed[req_id] < copy.prefill_until:
+                is_prefill.add(req_id)
+        return computed, is_prefill
+
+    def _check_limits(self, plan, is_prefill, computed):
+        limits = self.limits
+        assert 0 < plan.total_tokens <= limits.max_num_batched_tokens
+        live = [copy for copy in self.copies.values() if not copy.parked]
+        assert len(live) <= limits.max_num_seqs
+        if limits.max_prefills_per_step is not None:
+            assert len(is_prefill) <= limits.max_prefills_per_step
+        if not limits.mixed_batches:
+            assert not is_prefill or len(is_prefill) == len(plan.num_tokens)
+        for req_id in is_prefill:
+            count = plan.num_tokens[req_id]
+            assert count <= limits.longest_chunk
+            if computed[req_id] + count < len(self.copies[req_id].tokens):
+                assert limits.chunked
+                assert count % limits.chunk_multiple == 0
+
+    def _check_blocks(self, plan, computed):
+        owners = Counter()
+        for copy in self.copies.values():
+            assert len(copy.blocks) == self.num_groups
+            assert all(group == copy.blocks[0] for group in copy.blocks)
+            if not copy.parked:
+                assert len(set(copy.blocks[0])) == len(copy.blocks[0])
+                owners.update(copy.blocks[0])
+        assert all(self.reserved <= block < self.num_blocks for block in owners)
+        for req_id, count in plan.num_tokens.items():
+            first = computed[req_id] // self.block_size
+            last = (computed[req_id] + count - 1) // self.block_size
+            for block in self.copies[req_id].blocks[0][first : last + 1]:
+                assert owners[block] == 1, f"block {block} is written but shared"
+
+    def _compute(self, req_id, computed, count):
+        copy = self.copies[req_id]
+        size = self.block_size
+        table = copy.blocks[0]
+        for position in range(computed, computed + count):
+            self.slots[table[position // size], position % size] = copy.tokens[position]
+        known = computed + count
+        read = [self.slots.get((table[p // size], p % size)) for p in range(known)]
+        assert read == copy.tokens[:known], f"{req_id} reads another's or a stale cache"
+        return [next_token(read)] if known == len(copy.tokens) else []
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 0.001
+        return self.now
+
+
+def make_scheduler(
+    *, num_blocks=65, block_size=4, reserved=1, prefix_caching=True, num_groups=1, **options
+):
+    admission = options.pop("admission", None)
+    limits = StepLimits(
+        max_num_seqs=options.pop("max_num_seqs", 16),
+        max_num_batched_tokens=options.pop("max_num_batched_tokens", 64),
+        **options,
+    )
+    pool = BlockPool(num_blocks, reserved=reserved)
+    blocks = KVBlocks(pool, block_size, prefix_caching=prefix_caching, identity=("fake",))
+    return Scheduler(limits, blocks, clock=Clock(), num_groups=num_groups, admission=admission)
+
+
+def make_request(req_id, prompt, *, max_tokens=8, **options):
+    fields = ("priority", "cache_salt", "lora", "prompt_adapter", "extra")
+    more = {name: options.pop(name) for name in fields if name in options}
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, **options)
+    return EngineRequest(req_id=req_id, prompt=prompt, sampling=sampling, arrival=0.0, **more)
+
+
+class Driver:
+    """A scheduler and a worker, and what came out for each request."""
+
+    def __init__(self, scheduler=None, *, eos_ids=(), max_model_len=None, reserved=1, **options):
+        self.scheduler = scheduler or make_scheduler(reserved=reserved, **options)
+        blocks = self.scheduler.blocks
+        self.max_model_len = max_model_len or blocks.pool.num_usable * blocks.block_size
+        self.worker = Worker(self.scheduler, reserved=reserved)
+        self.eos_ids = eos_ids
+        self.tokens = {}
+        self.ends = {}
+        self.prompts = {}
+
+    def add(self, req_id, prompt, **options):
+        source = make_request(req_id, prompt, **options)
+        rule = StopRule.of(source.sampling, len(prompt), self.eos_ids, self.max_model_len)
+        self.prompts[req_id] = tuple(prompt)
+        self.tokens[req_id] = ()
+        return self.scheduler.roster.add(source, rule)
+
+    def take(self, outputs):
+        for output in outputs:
+            assert output.req_id not in self.ends, "nothing follows the end"
+            self.tokens[output.req_id] += output.new_tokens
+            if output.finish_reason:
+                self.ends[output.req_id] = output
+                assert output.metrics.num_output >= len(self.tokens[output.req_id])
+            else:
+                assert output.new_tokens
+                assert output.metrics is None
+
+    def step(self):
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self.take(self.scheduler.commit(plan, self.worker.execute(plan)))
+        self.take(self.scheduler.roster.take_ended())
+        return plan
+
+    def run(self, most=5000):
+        for _ in range(most):
+            if not len(self.scheduler.roster):
+                self.step()
+                return self
+            self.step()
+        raise AssertionError(f"{len(self.scheduler.roster)} requests never end")
+
+    def check_idle(self):
+        """Nobody holds a block; cached ones count as free."""
+        pool = self.scheduler.blocks.pool
+        assert not pool.references
+        assert pool.num_free == pool.num_usable
+
+
+@pytest.fixture(scope="session")
+def fakes():
+    return SimpleNamespace(
+        VOCAB=VOCAB,
+        Clock=Clock,
+        Driver=Driver,
+        Worker=Worker,
+        answer=answer,
+        make_request=make_request,
+        make_scheduler=make_scheduler,
+        next_token=next_token,
+    )
