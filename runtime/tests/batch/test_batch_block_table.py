@@ -93,7 +93,7 @@ def test_groups_have_tables_of_their_own_block_size(make_requests, new_request):
 
 def test_a_request_brings_blocks_for_every_group(make_requests, new_request, step, apply):
     requests = make_requests(block_sizes=(4, 8))
-    with pytest.raises(BlockTableError, match="request 'a' brings blocks for 1 .* there are 2"):
+    with pytest.raises(BlockTableError, match=r"request 'a' brings blocks for 1 .* there are 2"):
         apply(requests, step([(new_request(), 3)]))
     assert len(requests) == 0
 
