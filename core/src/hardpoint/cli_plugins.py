@@ -55,8 +55,6 @@ def _row(registry: Any, kind: str, index: int, *, load: bool) -> dict[str, Any]:
             registry.load(kind, name)
             if kind == "platform":
                 level = registry.platform(name).support_level
-            elif kind == "executor":
-                registry.executor(name)
     plugin = registry.plugins[index]
     record = plugin.record if plugin.state == "loaded" else None
     return {
