@@ -1,0 +1,248 @@
+"""One suite for every executor: what a caller may rely on, whatever is below.
+
+``flavour`` runs each test on each executor. To certify another, add a line to FLAVOURS. A test that
+must hold a worker back does it with a file, which works across processes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from attrs import evolve, frozen
+from hardpoint.checkpoints import read_description
+from hardpoint.config import resolution
+from hardpoint.config.loading import load_config
+from hardpoint.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheTensor
+from hardpoint.messages import CachedRequestData, NewRequestData, SchedulerOutput
+from hardpoint.registry import Registry
+from hardpoint.sampling_params import SamplingParams
+from hardpoint.selection import select_executor, select_platform
+
+PATIENCE = 20.0
+"""Seconds after which a wait is a failure; nothing here takes as long."""
+
+
+def _threads_module():
+    name = "executor_suite_threads"
+    if name not in sys.modules:
+        path = Path(__file__).with_name("threads_executor.py")
+        spec = importlib.util.spec_from_file_location(name, path)
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
+@frozen(kw_only=True)
+class Flavour:
+    """An executor as the configuration names it, and how many workers the tests give it."""
+
+    executor: object
+    world_size: int
+
+
+THREADS = _threads_module()
+FLAVOURS = {
+    "uni": Flavour(executor="uni", world_size=1),
+    "threads": Flavour(executor=THREADS.ThreadsExecutor, world_size=3),
+}
+SPELLINGS = {
+    "name": Flavour(executor="uni", world_size=1),
+    "module:Class": Flavour(executor="hardpoint_uniproc.executor:UniProcExecutor", world_size=1),
+    "dotted": Flavour(executor="hardpoint_uniproc.executor.UniProcExecutor", world_size=1),
+    "foreign module:Class": Flavour(executor=f"{THREADS.__name__}:ThreadsExecutor", world_size=2),
+    "foreign dotted": Flavour(executor=f"{THREADS.__name__}.ThreadsExecutor", world_size=2),
+    "foreign class": Flavour(executor=THREADS.ThreadsExecutor, world_size=2),
+}
+"""One executor as all its spellings, for the tests that show that they are one."""
+
+
+@pytest.fixture(params=FLAVOURS)
+def flavour(request):
+    return FLAVOURS[request.param]
+
+
+@pytest.fixture(params=SPELLINGS)
+def spelling(request):
+    made = Launcher(SPELLINGS[request.param])
+    yield made
+    for executor in made.started:
+        executor.shutdown()
+
+
+@pytest.fixture
+def world_size(flavour):
+    return flavour.world_size
+
+
+class Launcher:
+    """Configures and starts executors on the dummy platform; ends them after the test."""
+
+    def __init__(self, flavour):
+        self.flavour = flavour
+        self.started = []
+
+    def prepare(self, **overrides):
+        """Return (executor class, config, registry, platform)."""
+        settings = {
+            "model": "dummy",
+            "load_format": "dummy",
+            "platform": "dummy",
+            "executor": self.flavour.executor,
+            "block_size": 4,
+            "max_model_len": 64,
+            "plugins.dummy.num_workers": self.flavour.world_size,
+            **overrides,
+        }
+        config = load_config(overrides=settings, environ={})
+        registry = Registry.discover(config)
+        platform = select_platform(registry, config)
+        config = evolve(config, description=read_description("dummy", "dummy"))
+        config = resolution.configure(config, registry, platform)
+        config = resolution.fill_defaults(config, platform)
+        executor_class = select_executor(registry, config, platform)
+        resolution.check(config, registry, platform, executor_class)
+        return executor_class, config, registry, platform
+
+    def loaded(self, **overrides):
+        """Start: workers that have loaded their model."""
+        executor_class, config, registry, platform = self.prepare(**overrides)
+        executor = executor_class.start(config, registry, platform)
+        self.started.append(executor)
+        return executor
+
+    def ready(self, num_blocks=33, **overrides):
+        """Start and give a KV cache: workers that can execute."""
+        executor = self.loaded(**overrides)
+        executor.initialize_cache(self.plans(executor, num_blocks))
+        return executor
+
+    @staticmethod
+    def plans(executor, num_blocks=33):
+        plans = []
+        for specs in executor.get_kv_cache_specs():
+            spec = next(iter(specs.values()))
+            tensors = [
+                KVCacheTensor(num_bytes=num_blocks * each.page_bytes, layers=(layer,))
+                for layer, each in specs.items()
+            ]
+            group = KVCacheGroup(layers=tuple(specs), spec=spec)
+            plans.append(
+                KVCacheConfig(num_blocks=num_blocks, groups=(group,), tensors=tuple(tensors))
+            )
+        return plans
+
+
+@pytest.fixture
+def launcher(flavour):
+    made = Launcher(flavour)
+    yield made
+    for executor in made.started:
+        executor.shutdown()
+
+
+@pytest.fixture
+def group(launcher):
+    """An executor whose workers can execute."""
+    return launcher.ready()
+
+
+class Gate:
+    """Holds workers back: ``passing`` blocks until ``open``; ``entered`` counts who waits."""
+
+    def __init__(self, folder):
+        folder.mkdir()
+        self.folder = folder
+
+    @property
+    def passing(self):
+        return pass_gate
+
+    @property
+    def args(self):
+        return (str(self.folder),)
+
+    def open(self):
+        (self.folder / "open").touch()
+
+    def wait_entered(self, count):
+        wait_until(lambda: len(list(self.folder.glob("entered-*"))) >= count)
+
+
+def pass_gate(worker, folder, result="passed"):
+    folder = Path(folder)
+    (folder / f"entered-{worker.rank}").touch()
+    end = time.monotonic() + PATIENCE
+    while not (folder / "open").exists():
+        if time.monotonic() > end:
+            raise TimeoutError("the test never opened the gate")
+        time.sleep(0.002)
+    return result
+
+
+def wait_until(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def gate(tmp_path):
+    made = Gate(tmp_path / "gate")
+    yield made
+    made.open()
+
+
+class Steps:
+    """Plans for one request on its way, as a scheduler would make them."""
+
+    def __init__(self):
+        self.number = 0
+
+    def new(self, req_id="a", prompt=(5, 6, 7), blocks=(1, 2), **fields):
+        self.number += 1
+        sampling = fields.pop("sampling", SamplingParams(temperature=0, seed=1))
+        extra = fields.pop("extra", {})
+        lora = fields.pop("lora", None)
+        request = NewRequestData(
+            req_id=req_id,
+            prompt=prompt,
+            sampling=sampling,
+            block_ids=(blocks,),
+            extra=extra,
+            lora=lora,
+        )
+        return SchedulerOutput(
+            step_id=self.number,
+            new=(request,),
+            num_tokens={req_id: len(prompt)},
+            total_tokens=len(prompt),
+            **fields,
+        )
+
+    def next(self, computed, output, req_id="a", **fields):
+        self.number += 1
+        running = CachedRequestData(
+            req_ids=(req_id,), new_blocks=(None,), num_computed=(computed,), num_output=(output,)
+        )
+        return SchedulerOutput(
+            step_id=self.number, running=running, num_tokens={req_id: 1}, total_tokens=1, **fields
+        )
+
+    def empty(self, **fields):
+        self.number += 1
+        return SchedulerOutput(step_id=self.number, **fields)
+
+
+@pytest.fixture
+def steps():
+    return Steps()
+
+
+@pytest.fixture
+def eventually():
+    return wait_until

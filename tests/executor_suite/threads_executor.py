@@ -1,0 +1,70 @@
+"""An executor that nobody installed: a thread for each rank. Named by class and by reference."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from functools import partial
+from typing import ClassVar
+
+from hardpoint.errors import WorkerDiedError
+from hardpoint.executor import Executor
+from hardpoint.records import WorkerContext
+from hardpoint.rpc.host import WorkerHost
+from hardpoint_uniproc.thread import WorkerThread
+
+
+def _build(executor_parts, rank, cancelled):
+    config, platform, registry, worker_class, world_size = executor_parts
+    context = WorkerContext(
+        config=config, rank=rank, local_rank=rank, world_size=world_size, cancelled=cancelled
+    )
+    return WorkerHost(context, platform, registry, worker_class)
+
+
+def _release(threads):
+    for thread in threads:
+        thread.release()
+
+
+class ThreadsExecutor(Executor):
+    """Any number of workers, each on its own thread of this process."""
+
+    supports_pp: ClassVar[bool] = True
+    _threads: tuple[WorkerThread, ...] = ()
+
+    def start_workers(self):
+        worker_class = self.registry.worker_class(self.config, self.platform)
+        parts = (self.config, self.platform, self.registry, worker_class, self.world_size)
+        died = weakref.WeakMethod(self.fail)
+        self._threads = tuple(
+            WorkerThread(
+                partial(_build, parts, rank),
+                self.calls,
+                self._deadlines,
+                lambda error: (fail := died()) and fail(error),
+            )
+            for rank in range(self.world_size)
+        )
+        self._finalizer = weakref.finalize(self, _release, self._threads)
+        for thread in self._threads:
+            thread.start()
+
+    def call_workers(self, call):
+        packed = call.pack()
+        for thread in self._threads:
+            thread.submit(packed)
+
+    def probe_health(self, timeout):
+        reports = [thread.health() for thread in self._threads]
+        for rank, report in enumerate(reports):
+            if report is None:
+                raise WorkerDiedError(rank=rank, pid=os.getpid(), exit=None)
+        return reports
+
+    def stop_workers(self, deadline):
+        for thread in self._threads:
+            thread.stop(deadline)
+
+    def called_from_worker(self):
+        return any(thread.is_current() for thread in self._threads)
