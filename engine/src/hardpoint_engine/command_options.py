@@ -80,7 +80,8 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _sampling_option(attribute: Attribute[Any]) -> Callable[..., Any]:
     flag = "--" + attribute.name.replace("_", "-")
     own = DEFAULTS.get(attribute.name, attribute.default)
-    shown = f" [default: {own:g}]" if isinstance(own, int | float) and own is not False else ""
+    number = isinstance(own, int | float) and not isinstance(own, bool)
+    shown = f" [default: {own:g}]" if number else ""
     if attribute.name == "temperature":
         shown = (
             f" [default: 0, or 1 with --seed or a flag that asks for a draw ({_drawing_flags()})]"

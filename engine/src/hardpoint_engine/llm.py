@@ -388,8 +388,10 @@ def with_model(config: Config) -> Config:
 
     Raises ConfigError with both ways out if it is not installed.
     """
-    if config.model.model is not None or config.load.load_format == DUMMY:
+    if config.model.model is not None:
         return config
+    if config.load.load_format == DUMMY:
+        return replace(config, {"model": DUMMY}, "default model of load_format dummy")
     return replace(config, {"model": str(find_default_model())}, f"default model ({DISTRIBUTION})")
 
 

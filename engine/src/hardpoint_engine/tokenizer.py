@@ -74,29 +74,39 @@ def check_text(text: str) -> None:
 def tokenizer_source(config: Config) -> Path | None:
     """Return the file or folder that ``config`` takes its vocabulary from; None for plain bytes.
 
-    Raises CheckpointError, before anything heavy is done, if a folder has no ``tokenizer.json``.
+    Raises CheckpointError, before anything heavy is done, if a folder has no tokenizer. What is no
+    model at all is left to the reader of its description, which says so.
     """
-    own = config.model.tokenizer
-    if own is None and config.load.load_format == DUMMY:
-        model = config.model.model
-        if model is None or model == DUMMY or not Path(model).exists():
-            return None
-    name = own if own is not None else config.model.model
-    if name is None:
+    named, model = config.model.tokenizer, config.model.model
+    if named is not None:
+        path = Path(named).expanduser()
+        if not path.exists():
+            raise CheckpointError(f"tokenizer = {named!r}: there is no such file or folder")
+        return _in_folder(path) if path.is_dir() else path
+    path = Path(model or DUMMY).expanduser()
+    if config.load.load_format == DUMMY and not path.exists():
         return None
-    path = Path(name)
-    if own is not None and not path.exists():
-        raise CheckpointError(f"tokenizer = {own!r}: no such file or folder")
-    is_model = own is None
-    if path.is_dir() and not (path / "tokenizer.json").exists():
-        if is_model and not (path / "config.json").exists():
-            return path  # no model at all: the reader of its description says so
-        raise CheckpointError(
-            f"{path} has no tokenizer.json, the only tokenizer file read here. Save one there "
-            "(transformers: AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)), or name "
-            "another folder or file with the key tokenizer (--tokenizer)"
-        )
-    return path
+    if path.is_dir() and (path / "config.json").exists():
+        return _in_folder(path)
+    return _gguf_in(path) or path
+
+
+def _in_folder(path: Path) -> Path:
+    if (path / "tokenizer.json").exists():
+        return path
+    if (file := _gguf_in(path)) is not None:
+        return file
+    raise CheckpointError(
+        f"{path} has no tokenizer.json, the only tokenizer file that is read in a folder. Save one "
+        "there (transformers: AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)), or name "
+        "another folder or file with the key tokenizer (--tokenizer)"
+    )
+
+
+def _gguf_in(path: Path) -> Path | None:
+    """Return the GGUF file that is alone in the folder ``path``."""
+    files = list(path.glob("*.gguf")) if path.is_dir() else []
+    return files[0] if len(files) == 1 else None
 
 
 def load_tokenizer(source: Path | None) -> Tokenizer:

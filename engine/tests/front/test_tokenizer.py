@@ -175,6 +175,7 @@ def test_where_the_tokenizer_comes_from(folder, tmp_path):
     assert source(model=str(folder)) == folder
     assert source(model=str(gguf)) == gguf
     assert source(model=str(gguf), tokenizer=str(folder)) == folder
+    assert source(model=str(tmp_path)) == gguf  # alone in its folder
     assert source(load_format="dummy") is None
     assert source(load_format="dummy", model="dummy") is None
     assert source(load_format="dummy", model=str(folder)) == folder
