@@ -18,8 +18,13 @@ from torch import Tensor
 NIBBLES: Final = 0x0F0F0F0F0F0F0F0F  # the low half of each of eight bytes
 
 
+def _aligned(part: Tensor) -> Tensor:
+    # contiguous() would leave a single block where it is, at an offset that wider types refuse
+    return part.clone(memory_format=torch.contiguous_format)
+
+
 def _scales(blocks: Tensor, count: int) -> Tensor:
-    return blocks[:, : 2 * count].contiguous().view(torch.float16).float()
+    return _aligned(blocks[:, : 2 * count]).view(torch.float16).float()
 
 
 def unpack_q8_0(blocks: Tensor) -> Tensor:
@@ -34,7 +39,7 @@ def unpack_q4_1(blocks: Tensor) -> Tensor:
     are taken apart at a time: a third of the time of byte-wise masks.
     """
     scales = _scales(blocks, 2)
-    words = blocks[:, 4:].contiguous().view(torch.int64)
+    words = _aligned(blocks[:, 4:]).view(torch.int64)
     halves = torch.stack((words & NIBBLES, (words >> 4) & NIBBLES), dim=1)
     numbers = halves.view(torch.uint8).view(-1, 32).float()
     return numbers.mul_(scales[:, :1]).add_(scales[:, 1:])
