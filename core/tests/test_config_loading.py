@@ -97,6 +97,12 @@ def test_an_empty_variable_counts_as_unset():
     assert load(environ=environ) == Config()
 
 
+@pytest.mark.parametrize("name", ["HARDPOINT_Seed", "HARDPOINT_", "HARDPOINT_PLUGINS__DISABLE__X"])
+def test_a_variable_must_be_spelt_exactly(name):
+    (problem,) = refused(environ={name: "1"}).problems
+    assert problem.key == name
+
+
 def test_plugin_keys_merge_leaf_by_leaf(tmp_path):
     file = toml(tmp_path, "[plugins.cpu]\nthreads = 2\npin = true\n[plugins.cpu.pool]\nsize = 1\n")
     config = load(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -153,9 +154,9 @@ def test_an_unusable_class_is_the_plugins_fault():
 
 
 def test_changing_keeps_the_rest():
-    before = Settings(owner="me", pool=Pool(size=2), mode=Mode.FAST, names=("a",))
+    before = Settings(owner="", pool=Pool(size=2), mode=Mode.FAST, names=("a",))
     after = changed_settings(before, {"pool.size": 9, "threads": Text("3")}, "acme", {})
-    assert after == Settings(owner="me", pool=Pool(size=9), mode=Mode.FAST, names=("a",), threads=3)
+    assert after == Settings(owner="", pool=Pool(size=9), mode=Mode.FAST, names=("a",), threads=3)
     assert changed_settings({"a": {"b": 1}}, {"a.c": 2}, "acme", {}) == {"a": {"b": 1, "c": 2}}
     assert changed_settings(None, {"a": 2}, "acme", {}) == {"a": 2}
 
@@ -164,6 +165,20 @@ def test_changing_keeps_the_rest():
 def test_a_key_is_a_value_or_a_table_not_both(changes):
     with pytest.raises(ConfigError, match=r"plugins\.acme\.a = 1 \(me\).*plugins\.acme\.a\.b"):
         changed_settings(None, changes, "acme", {"plugins.acme.a": "me"})
+
+
+def test_defaults_are_the_plugins_own_business():
+    @frozen
+    class Free:
+        note: str = key("", "none unless given", choices=("a",))
+        count: int = key(-1, "unset unless given", low=0)
+        folder: Path | None = field(default=None)
+
+    assert structure_settings(Free, {}, "acme") == Free()
+    given = {"note": "a", "folder": "/x"}
+    assert structure_settings(Free, given, "acme") == Free(note="a", folder=Path("/x"))
+    with pytest.raises(ConfigError, match="at least 0"):
+        structure_settings(Free, {"count": -1}, "acme")
 
 
 def test_leaves_have_the_paths_that_set_them():

@@ -45,7 +45,7 @@ def structure_settings(
     converter = _converter()
     try:
         settings: Any = converter.structure(raw, cls)
-        problems = list(_refusals(settings, path))
+        problems = list(_refusals(settings, path, raw))
     except BaseValidationError as group:
         problems = list(_problems(group, path, raw, cls))
         problems += _refusals_beside(converter, cls, raw, path, problems)
@@ -121,7 +121,7 @@ def _converter() -> Converter:
     from cattrs import Converter
 
     converter = Converter(detailed_validation=True, forbid_extra_keys=True)
-    readers = {int: values.whole, float: values.number, bool: values.truth, str: values.text}
+    readers = {int: values.whole, float: values.number, bool: values.truth, str: values.string}
     for kind, read in readers.items():
         converter.register_structure_hook(kind, _reading(read))
     converter.register_structure_hook_func(
@@ -231,29 +231,33 @@ def _unknown(key: str, value: object, path: str, known: list[str]) -> Problem:
     )
 
 
-def _refusals(settings: Any, path: str) -> Iterator[Problem]:
-    """Yield a problem for each value outside the choices or bounds that its field declares."""
+def _refusals(settings: Any, path: str, raw: object) -> Iterator[Problem]:
+    """Yield a problem for each given value outside its field's choices or bounds."""
     for field in fields(type(settings)):
-        value, key = getattr(settings, field.name), f"{path}.{field.name}"
-        yield from _refusals_of(value, key, field.metadata)
+        if isinstance(raw, Mapping) and field.name in raw:
+            value, key = getattr(settings, field.name), f"{path}.{field.name}"
+            yield from _refusals_of(value, key, field.metadata, raw[field.name])
 
 
-def _refusals_of(value: Any, key: str, metadata: Mapping[str, Any]) -> Iterator[Problem]:
+def _refusals_of(
+    value: Any, key: str, metadata: Mapping[str, Any], raw: object
+) -> Iterator[Problem]:
     if has(type(value)):
-        yield from _refusals(value, key)
+        yield from _refusals(value, key, raw)
     elif reason := values.refusal(value, metadata):
         yield Problem(key=key, value=value, message=f"{reason}.")
 
 
 def _refusals_beside(
-    converter: Converter, cls: Any, raw: object, path: str, problems: Sequence[Problem]
+    converter: Converter, cls: Any, raw: Mapping[str, Any], path: str, problems: Sequence[Problem]
 ) -> Iterator[Problem]:
     """Yield the refusals of those fields that could be read although others could not."""
     bad = {problem.key[len(path) + 1 :].partition(".")[0] for problem in problems}
     for field in fields(resolve_types(cls)):
-        if isinstance(raw, Mapping) and field.name in raw and field.name not in bad:
-            value, key = converter.structure(raw[field.name], field.type), f"{path}.{field.name}"
-            yield from _refusals_of(value, key, field.metadata)
+        if field.name in raw and field.name not in bad:
+            given, key = raw[field.name], f"{path}.{field.name}"
+            value = converter.structure(given, field.type)
+            yield from _refusals_of(value, key, field.metadata, given)
 
 
 def _with_origin(problem: Problem, origins: Mapping[str, str]) -> Problem:

@@ -82,7 +82,7 @@ def _with_origin(config: Config, problem: Problem) -> Problem:
 
 def _placement(config: Config, platform: Platform) -> Placement:
     placement = platform.placement(config)
-    if placement.num_workers < 1 or not 0 <= placement.output_rank < placement.num_workers:
+    if not 0 <= placement.output_rank < placement.num_workers:
         raise PluginError(
             f"platform {platform.name!r} places {placement.num_workers} workers with output rank "
             f"{placement.output_rank}; it must place at least one, and the output rank among them"

@@ -63,15 +63,23 @@ def truth(value: object) -> bool:
     raise ValueError("must be true or false")
 
 
-def text(value: object) -> str:
-    """Return ``value`` as a non-empty str; a path object counts. Raises ValueError."""
+def string(value: object) -> str:
+    """Return ``value`` as a str; a path object counts. Raises ValueError."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str):
         raise ValueError("must be text")  # noqa: TRY004 - one error for all that is wrong
-    if not value:
-        raise ValueError("must not be empty")
     return str(value)
+
+
+def text(value: object) -> str:
+    """Return ``value`` as :func:`string` does, but not empty: no name or path is. Raises
+    ValueError.
+    """
+    result = string(value)
+    if not result:
+        raise ValueError("must not be empty")
+    return result
 
 
 def items(value: object) -> list[object]:
