@@ -82,10 +82,24 @@ def draw_truncated(
 
 
 def ranked(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the ``count`` greatest of each row [n, count] and their ids, best first, ids rising
-    among equals.
+    """Return the ``count`` greatest of each row [n, count] and their ids, best first; among equals
+    the lower ids come first, and are those that are taken.
     """
-    # topk leaves the order of equals open, and 16-bit logits have many.
+    best, ids = _candidates(values, count)
+    if count == values.shape[1]:
+        return best, ids
+    # Of those equal to the last, topk took any: take the lowest ids instead.
+    last = best[:, -1:]
+    every = torch.arange(values.shape[1], device=values.device, dtype=torch.float32)
+    equals = torch.where(values == last, -every, -torch.inf)
+    lowest = equals.topk(count, dim=-1).indices
+    place = torch.arange(count, device=values.device) - (best > last).sum(-1, keepdim=True)
+    return best, torch.where(place < 0, ids, lowest.gather(1, place.clamp(min=0)))
+
+
+def _candidates(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Do as :func:`ranked`, but leave open which of those equal to the last are taken."""
+    # topk leaves the order of equals open too, and 16-bit logits have many.
     ids = values.topk(count, dim=-1, sorted=False).indices.sort(-1).values
     best, order = values.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return best, ids.gather(1, order)
@@ -95,7 +109,7 @@ def _draw_among(
     scaled: Tensor, uniform: Tensor, top_k: Tensor, top_p: Tensor, width: int
 ) -> tuple[Tensor, Tensor]:
     """Draw among the ``width`` best; say where a cut may lie beyond them."""
-    best, ids = ranked(scaled, width)
+    best, ids = _candidates(scaled, width)
     weights = best.exp()
     cut_by_k = (top_k > 0) & (top_k < scaled.shape[1])
     kth = best.gather(1, (top_k - 1).clamp(0, width - 1)[:, None])
