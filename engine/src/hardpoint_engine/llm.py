@@ -342,7 +342,12 @@ class LLM:
         if route is None:
             return
         generation, index = route
-        stopped = generation.add(index, output)
+        try:
+            stopped = generation.add(index, output)
+        except Exception as error:  # noqa: BLE001 - it ends this request; its neighbours go on
+            generation.fail(error)
+            self._abort(generation.request_id)
+            return
         if stopped:
             self.core.abort(output.req_id)
         if stopped or output.finish_reason is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hardpoint.checkpoints.gguf import GGUFFile
 from hardpoint.errors import CheckpointError, UnsupportedModelError
 
-from hardpoint_engine.vocabulary import Vocabulary, build_checked
+from hardpoint_engine.vocabulary import Vocabulary, checked
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
@@ -82,7 +82,7 @@ class _Reader:
         if pre not in SPLITS:
             raise self._unsupported("pre", pre, SPLITS)
         tokens = self._strings("tokens")
-        tokenizer = build_checked(
+        tokenizer = checked(
             f"{self.path}: the tables of its tokenizer contradict each other",
             lambda: Tokenizer(models.BPE(vocab=self._ids(tokens), merges=self._merges())),
         )

@@ -12,7 +12,7 @@ from typing import Any
 from hardpoint.checkpoints.files import contained, read_whole
 from hardpoint.errors import CheckpointError
 
-from hardpoint_engine.vocabulary import Vocabulary, build_checked
+from hardpoint_engine.vocabulary import Vocabulary, checked
 
 MOST_VOCABULARY_BYTES = 256 << 20
 MOST_TEXT_BYTES = 4 << 20
@@ -29,7 +29,7 @@ def read_json_tokenizer(source: Path) -> Vocabulary:
 
     path = contained(folder, name)
     data = read_whole(path, MOST_VOCABULARY_BYTES)
-    tokenizer = build_checked(
+    tokenizer = checked(
         f"{path} is not a tokenizer that can be read",
         lambda: tokenizers.Tokenizer.from_buffer(data),
     )

@@ -42,12 +42,12 @@ def piece_bytes(piece: str) -> bytes:
         return piece.encode()
 
 
-def build_checked(what: str, build: Callable[[], Built]) -> Built:
-    """Return ``build()``; whatever the library raises, panics too, becomes a CheckpointError that
+def checked(what: str, work: Callable[[], Built]) -> Built:
+    """Return ``work()``; whatever the library raises, panics too, becomes a CheckpointError that
     begins with ``what``.
     """
     try:
-        return build()
+        return work()
     except Exception as error:
         raise CheckpointError(f"{what}: {error}") from error
     except BaseException as error:
@@ -88,13 +88,18 @@ class Vocabulary(Tokenizer):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return the ids of ``text``; see :meth:`Tokenizer.encode`."""
         check_text(text)
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        encoding = checked(
+            "the model's tokenizer cannot split this text",
+            lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens),
+        )
         return tuple(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ``ids``; see :meth:`Tokenizer.decode`."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
-        return text
+        return checked(
+            "the model's tokenizer cannot join these tokens",
+            lambda: str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)),
+        )
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """Return a fresh incremental decoder."""

@@ -76,7 +76,8 @@ def test_nothing_given_sets_nothing():
 def test_flags_become_parameters():
     found = sampling(
         "--temperature", "0.5", "--top-k", "-1", "--max-tokens", "7", "--stop", "a,b",
-        "--stop", "c", "--stop-token-ids", "1,2", "--stop-token-ids", "3", "--ignore-eos", "--logprobs", "2",
+        "--stop", "c", "--stop-token-ids", "1,2", "--stop-token-ids", "3", "--ignore-eos",
+        "--logprobs", "2",
     )  # fmt: skip
     assert found == SamplingParams(
         temperature=0.5, top_k=-1, max_tokens=7, stop=("a,b", "c"), stop_token_ids=(1, 2, 3),
