@@ -47,6 +47,14 @@ class SleepState:
     def __init__(self) -> None:
         self._state = dict.fromkeys(TAGS, Residency.AWAKE)
         self._dropped_weights = False
+        self._versions = dict.fromkeys(TAGS, 0)
+
+    @property
+    def versions(self) -> Mapping[str, int]:
+        """Tag -> a number that rises whenever its contents may have been lost or replaced, so that
+        a driver knows what it has cached of them is worthless.
+        """
+        return self._versions
 
     @property
     def state(self) -> Mapping[str, Residency]:
@@ -87,11 +95,13 @@ class SleepState:
         """Everything sleeps now; level 2 has dropped the weights (dropped ones stay so)."""
         self._dropped_weights |= level == 2
         self._state = dict.fromkeys(TAGS, Residency.ASLEEP)
+        self._versions["kv_cache"] += 1
 
     def discarded(self, tags: Iterable[str]) -> None:
         """These tags sleep now, without a backup."""
         for tag in tags:
             self._state[tag] = Residency.ASLEEP
+            self._versions[tag] += 1
             self._dropped_weights |= tag == "weights"
 
     def woke(self, tags: Iterable[str]) -> None:
@@ -112,6 +122,7 @@ class SleepState:
             )
         self._dropped_weights = True
         self._state["weights"] = Residency.WEIGHTS_UNDEFINED
+        self._versions["weights"] += 1
 
     def reloaded(self) -> None:
         """All weights were loaded again."""
@@ -123,3 +134,4 @@ class SleepState:
         self._dropped_weights |= weights_dropped
         for tag in tags:
             self._state[tag] = Residency.PARTIAL
+            self._versions[tag] += tag == "kv_cache"

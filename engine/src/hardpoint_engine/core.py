@@ -1,0 +1,346 @@
+"""The engine core: holds requests, plans steps, has them executed, gives out what they yield.
+
+Runs in the driver, on the threads of its callers, and has none of its own. ``step`` is called by
+one thread at a time; everything else by any thread at any time, also while a step runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from attrs import frozen
+from hardpoint.checkpoints.description import ModelDescription
+from hardpoint.config import Config
+from hardpoint.errors import ConfigError, ExecutorFailedError, HardpointError, InvalidRequestError
+from hardpoint.executor import HEALTH_TIMEOUT, SHUTDOWN_TIMEOUT, Executor
+from hardpoint.messages import MessageError, ModelRunnerOutput, SchedulerOutput, StepTicket
+from hardpoint.platform import Platform
+from hardpoint.records import LoadReport, WorkerHealth
+
+from hardpoint_engine.admission import AdmissionPolicy
+from hardpoint_engine.intake import Intake, Seeds
+from hardpoint_engine.kv_planning import KVPlan
+from hardpoint_engine.metrics import EngineMetrics
+from hardpoint_engine.parts import make_blocks, make_limits
+from hardpoint_engine.request import EngineOutput, EngineRequest
+from hardpoint_engine.scheduler import Scheduler
+from hardpoint_engine.stopping import FinishReason, StopRule
+
+if TYPE_CHECKING:
+    from hardpoint.registry import Registry
+
+_logger = logging.getLogger("hardpoint.engine")
+
+IDLE_SECONDS = 0.001
+"""How long ``step`` waits when policies let nothing run, so that callers in a loop do not spin."""
+
+
+@frozen(kw_only=True, eq=False)
+class _Flight:
+    """A step that the workers have."""
+
+    plan: SchedulerOutput
+    future: Future[ModelRunnerOutput | StepTicket]
+    started: float
+
+
+class EngineCore:
+    """The driver's heart. Built by :func:`hardpoint_engine.build.start_engine`.
+
+    ``config`` is complete, with the fitted ``max_model_len``. The core owns ``executor`` and shuts
+    it down. ``clock()`` gives monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        registry: Registry,
+        platform: Platform,
+        executor: Executor,
+        plan: KVPlan,
+        *,
+        admission: AdmissionPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if config.description is None or config.model.max_model_len is None:
+            raise ConfigError("the engine core needs the model's description and max_model_len")
+        self.config = config
+        self.registry = registry
+        self.platform = platform
+        self.executor = executor
+        self.kv_plan = plan
+        self.description: ModelDescription = config.description
+        self.max_model_len: int = config.model.max_model_len
+        self.metrics = EngineMetrics()
+        self.scheduler = Scheduler(
+            make_limits(config, platform),
+            make_blocks(config, self.description, plan),
+            clock=clock,
+            num_groups=plan.num_groups,
+            admission=admission,
+        )
+        self._clock = clock
+        self._intake = Intake(
+            platform=platform,
+            vocab_size=self.description.vocab_size,
+            max_model_len=self.max_model_len,
+        )
+        seed = config.model.seed
+        self._seeds = Seeds(int.from_bytes(os.urandom(7), "big") if seed is None else seed)
+        self._lock = threading.RLock()
+        self._flight: _Flight | None = None
+        self._versions = dict(executor.sleep_state.versions)
+        self._ready_generation: int | None = None
+        self._closed = False
+
+    # Requests.
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Let a request wait for its turn. Any thread, any time.
+
+        Raises InvalidRequestError or UnsupportedError if it cannot be served, ExecutorFailedError
+        if the engine has ended; then nothing has changed for anybody else.
+        """
+        self._intake.check(request)
+        with self._lock:
+            self._require_alive()
+            if request.req_id in self.scheduler.roster:
+                raise InvalidRequestError(
+                    f"request id {request.req_id!r} is taken by a request that has not ended",
+                    field="req_id",
+                    value=request.req_id,
+                )
+            rule = StopRule.of(
+                request.sampling,
+                len(request.prompt),
+                self.description.eos_token_ids,
+                self.max_model_len,
+            )
+            self.scheduler.roster.add(self._seeds.complete(request), rule)
+            self.metrics.requests += 1
+
+    def abort(
+        self, req_id: str, reason: FinishReason = "abort", stop_reason: int | str | None = None
+    ) -> bool:
+        """End a request in whatever state, also while a step computes it; False if it is unknown or
+        has ended. Its last output, with this finish reason, comes from the next ``step``.
+        """
+        with self._lock:
+            return self.scheduler.roster.end(req_id, reason, stop_reason=stop_reason)
+
+    def has_unfinished(self) -> bool:
+        """Whether ``step`` has something to do or to give."""
+        roster = self.scheduler.roster
+        return bool(len(roster)) or roster.has_outputs
+
+    # Steps.
+
+    def step(self) -> list[EngineOutput]:
+        """Compute one step and return what it gave, and the last outputs of requests that ended
+        otherwise since. Never raises what a step raised: that ends the requests in the step, with
+        the error, and the engine goes on as long as its executor lives.
+
+        Interrupted (KeyboardInterrupt), the step goes on at the workers, and the next call waits
+        for it. Raises SleepStateError, changing nothing, while something the step needs sleeps;
+        ExecutorFailedError once the engine has ended and every request has had its last output.
+        """
+        with self._lock:
+            flight = self._flight or self._launch()
+        if flight is None:
+            outputs = self._give([])
+            if not outputs and self.has_unfinished():
+                time.sleep(IDLE_SECONDS)
+            return outputs
+        result: ModelRunnerOutput | StepTicket | Exception
+        try:
+            result = flight.future.result()
+        except Exception as error:  # noqa: BLE001 - whatever a step raises ends its requests
+            result = error
+        return self._land(flight, result)
+
+    def _launch(self) -> _Flight | None:
+        """Plan a step and send it; None if there is nothing to compute."""
+        roster = self.scheduler.roster
+        if not self.alive:
+            roster.end_all("error", self._end_cause())
+            if not roster.has_outputs:
+                self._require_alive()
+            return None
+        if not len(roster):
+            return None
+        self.executor.sleep_state.require_awake("a step")
+        self._notice_changes()
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return None
+        self.registry.announce("hardpoint_step_started", scheduler_output=plan, rank=None)
+        started = self._clock()
+        try:
+            future = self.executor.execute_model(plan, non_block=True)
+        except Exception as error:  # noqa: BLE001 - a step that could not be sent is a failed one
+            future = Future()
+            future.set_exception(error)
+        self._flight = _Flight(plan=plan, future=future, started=started)
+        return self._flight
+
+    def _land(
+        self, flight: _Flight, result: ModelRunnerOutput | StepTicket | Exception
+    ) -> list[EngineOutput]:
+        """Take in the result of a step, or its failure."""
+        with self._lock:
+            if self._flight is not flight:  # the engine was shut down meanwhile
+                return self._give([])
+            self._flight = None
+            output: ModelRunnerOutput | None = None
+            try:
+                output = self._checked(result)
+                outputs = self.scheduler.commit(flight.plan, output)
+                self._ready_generation = output.generation
+            except Exception as error:  # noqa: BLE001 - typed, to the requests of the step
+                outputs = self.scheduler.fail(flight.plan, error)
+                self._ready_generation = None
+            failed = self._ready_generation is None
+            self.metrics.step_done(flight.plan, self._clock() - flight.started, failed=failed)
+            outputs = self._give(outputs)
+        self.registry.announce(
+            "hardpoint_step_finished", scheduler_output=flight.plan, output=output, rank=None
+        )
+        return outputs
+
+    def _checked(self, result: ModelRunnerOutput | StepTicket | Exception) -> ModelRunnerOutput:
+        if isinstance(result, Exception):
+            raise result
+        if not isinstance(result, ModelRunnerOutput):
+            raise MessageError(f"a step gave {result!r}, not a ModelRunnerOutput")
+        if result.generation != self.executor.generation:
+            raise MessageError(
+                f"a step's result is of generation {result.generation}, the workers are of "
+                f"{self.executor.generation}"
+            )
+        return result
+
+    def _give(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
+        """Add the outputs of requests that ended otherwise, count all, show them to the policy."""
+        with self._lock:
+            scheduler = self.scheduler
+            outputs = scheduler.roster.take_ended() + outputs
+            self.metrics.outputs_given(outputs)
+            self.metrics.look(scheduler.roster, scheduler.blocks)
+            policy = scheduler.admission
+            if type(policy).observe is not AdmissionPolicy.observe:
+                self._show(policy, outputs)
+            return outputs
+
+    def _show(self, policy: AdmissionPolicy, outputs: list[EngineOutput]) -> None:
+        for output in outputs:
+            try:
+                policy.observe(output)
+            except Exception:
+                name = type(policy).__qualname__
+                _logger.exception("admission policy %s raised in observe", name)
+
+    # The cache and the weights.
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prompt beginnings, here and at the workers. Running requests keep
+        theirs.
+        """
+        with self._lock:
+            self._require_alive()
+            self.scheduler.blocks.clear_cache()
+        self.executor.reset_prefix_cache()
+
+    def reload_weights(
+        self, path: str | None = None, *, keep_cache: bool = False
+    ) -> list[LoadReport]:
+        """Load all weights again, from ``path`` or from where they came, and let no request find
+        what older weights computed, unless ``keep_cache`` says that they are the same.
+        """
+        reports = self.executor.reload_weights(path)
+        if keep_cache:
+            with self._lock:
+                self._versions["weights"] = self.executor.sleep_state.versions["weights"]
+        return reports
+
+    def weights_changed(self) -> None:
+        """Say that the workers' weights were replaced by other means (a collective call)."""
+        with self._lock:
+            self.scheduler.blocks.weight_epoch += 1
+
+    def _notice_changes(self) -> None:
+        """Adopt what happened to the workers' memory since the last step."""
+        versions = self.executor.sleep_state.versions
+        if versions["weights"] != self._versions["weights"]:
+            self.scheduler.blocks.weight_epoch += 1
+        if versions["kv_cache"] != self._versions["kv_cache"]:
+            self.scheduler.preempt_all()
+            self.scheduler.blocks.clear_cache()
+        self._versions = dict(versions)
+
+    # How it is.
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine can still compute: not shut down, its executor not failed."""
+        return not self._closed and self.executor.failure is None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has shown that it computes: the last step of this generation of workers was a
+        success.
+        """
+        return self.alive and self._ready_generation == self.executor.generation
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every worker answers now, by the lane that a busy one still answers."""
+        try:
+            self.check_health()
+        except HardpointError:
+            return False
+        return True
+
+    def check_health(self, timeout: float = HEALTH_TIMEOUT) -> Sequence[WorkerHealth]:
+        """Return every worker's report; raise ExecutorFailedError or WorkerDiedError."""
+        self._require_alive()
+        return self.executor.check_health(timeout)
+
+    def _end_cause(self) -> BaseException:
+        return self.executor.failure or ExecutorFailedError("the engine was shut down")
+
+    def _require_alive(self) -> None:
+        if not self.alive:
+            cause = self._end_cause()
+            raise ExecutorFailedError(f"the engine has ended: {cause}") from cause
+
+    # The end.
+
+    def shutdown(self, timeout: float = SHUTDOWN_TIMEOUT) -> None:
+        """End the workers within ``timeout`` seconds and give everything back. Requests that have
+        not ended are aborted: one more ``step`` gives their last outputs. Idempotent.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._flight = None
+            self.scheduler.roster.end_all("abort")
+        self.executor.shutdown(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()

@@ -1,0 +1,106 @@
+"""What must be true of a request before it may wait, so that a malformed one fails alone.
+
+Nothing is queued, and no worker hears of it, until everything here has passed.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+from hardpoint.capabilities import Capability
+from hardpoint.errors import InvalidRequestError, UnsupportedError
+from hardpoint.platform import Platform, RequestView
+
+from hardpoint_engine.request import EngineRequest
+
+
+@frozen(kw_only=True)
+class Intake:
+    """Checks requests against the model, the cache and the platform.
+
+    ``max_model_len`` is the longest request in tokens, answer included.
+    """
+
+    platform: Platform
+    vocab_size: int
+    max_model_len: int
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise InvalidRequestError (or UnsupportedError, naming the capability) for what cannot be
+        served. Changes nothing.
+        """
+        if not isinstance(request.req_id, str) or not request.req_id:
+            self._refuse("req_id", request.req_id, "a request needs a non-empty text as its id")
+        self._check_prompt(request)
+        self._check_sampling(request)
+        self._check_adapters(request)
+        view = RequestView(
+            req_id=request.req_id,
+            num_prompt_tokens=len(request.prompt),
+            sampling=request.sampling,
+        )
+        if (problem := self.platform.check_request(view)) is not None:
+            self._refuse(problem.key, problem.value, f"request {request.req_id}: {problem}")
+
+    def _check_prompt(self, request: EngineRequest) -> None:
+        prompt = request.prompt
+        who = f"request {request.req_id}"
+        if not prompt:
+            self._refuse("prompt", prompt, f"{who}: the prompt is empty")
+        for token in prompt:
+            if type(token) is not int or not 0 <= token < self.vocab_size:
+                self._refuse(
+                    "prompt",
+                    token,
+                    f"{who}: the prompt holds {token!r}, not a token id below {self.vocab_size}",
+                )
+        if len(prompt) >= self.max_model_len:
+            self._refuse(
+                "prompt",
+                len(prompt),
+                f"{who}: the prompt has {len(prompt)} tokens and the context is "
+                f"{self.max_model_len} (max_model_len), at least one of them for the answer: "
+                "shorten the prompt",
+            )
+
+    def _check_sampling(self, request: EngineRequest) -> None:
+        sampling = request.sampling
+        sampling.check_vocabulary(self.vocab_size)
+        if sampling.n != 1:
+            self._refuse(
+                "n", sampling.n, f"request {request.req_id} is one sequence: n must be 1 here"
+            )
+        if sampling.structured_outputs is not None:
+            raise UnsupportedError(
+                Capability.GRAMMAR.value, "hardpoint-engine", reason="not yet: structured_outputs"
+            )
+
+    def _check_adapters(self, request: EngineRequest) -> None:
+        for adapter, capability in (
+            (request.lora, Capability.LORA),
+            (request.prompt_adapter, Capability.PROMPT_ADAPTERS),
+        ):
+            if adapter is not None:
+                self.platform.require(capability)
+                raise UnsupportedError(
+                    f"requests with {capability.value}", "hardpoint-engine", reason="not yet"
+                )
+
+    @staticmethod
+    def _refuse(name: str, value: object, message: str) -> None:
+        raise InvalidRequestError(message, field=name, value=value)
+
+
+class Seeds:
+    """Gives a seed to requests without one: the engine's seed plus the number of such requests
+    before.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._next = seed
+
+    def complete(self, request: EngineRequest) -> EngineRequest:
+        """Return the request with a seed."""
+        if request.sampling.seed is not None:
+            return request
+        seed, self._next = self._next, (self._next + 1) % 2**63
+        return evolve(request, sampling=request.sampling.with_seed(seed))

@@ -1,0 +1,78 @@
+"""The parts of an engine core, made from its configuration."""
+
+from __future__ import annotations
+
+from hardpoint.capabilities import Capability, Support
+from hardpoint.checkpoints.description import ModelDescription
+from hardpoint.config import Config
+from hardpoint.errors import ConfigError, PluginNotFoundError
+from hardpoint.platform import Platform
+from hardpoint.references import resolve_class
+from hardpoint.registry import Registry
+from hardpoint.suggestions import did_you_mean
+
+from hardpoint_engine.admission import AdmissionPolicy, OpenAdmission
+from hardpoint_engine.block_pool import BlockPool
+from hardpoint_engine.kv_blocks import KVBlocks
+from hardpoint_engine.kv_planning import KVPlan
+from hardpoint_engine.step_draft import StepLimits
+
+
+def make_limits(config: Config, platform: Platform) -> StepLimits:
+    """Return what a step may hold: the configuration's figures and the platform's."""
+    limits = platform.limits(config)
+    scheduler = config.scheduler
+    if scheduler.max_num_seqs is None or scheduler.max_num_batched_tokens is None:
+        raise ConfigError("max_num_seqs and max_num_batched_tokens must be known here")
+    return StepLimits(
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        prefill_chunk_size=scheduler.prefill_chunk_size,
+        mixed_batches=limits.mixed_batches,
+        max_prefills_per_step=limits.max_prefills_per_step,
+        chunk_multiple=limits.chunk_multiple,
+        chunked=chunks_prompts(platform),
+    )
+
+
+def chunks_prompts(platform: Platform) -> bool:
+    """Whether the platform can compute a prompt in several steps."""
+    return platform.support(Capability.CHUNKED_PREFILL) is Support.YES
+
+
+def make_blocks(config: Config, description: ModelDescription, plan: KVPlan) -> KVBlocks:
+    """Return the KV blocks of ``plan``, all free. Their names in the prefix cache begin with what
+    the model is and how it is computed.
+    """
+    return KVBlocks(
+        BlockPool(plan.num_blocks, reserved=plan.reserved),
+        plan.block_size,
+        prefix_caching=config.cache.enable_prefix_caching,
+        identity=(
+            description.architecture,
+            str(description.path),
+            description.stored_dtype,
+            config.model.dtype,
+            config.cache.kv_cache_dtype,
+        ),
+    )
+
+
+def make_admission(config: Config, registry: Registry, platform: Platform) -> AdmissionPolicy:
+    """Return the policy that the key ``admission`` names, of those that plugins offer through
+    ``hardpoint_scheduling``; unset, the one that lets everybody run.
+
+    Raises PluginNotFoundError with close matches, or what its construction raises.
+    """
+    name = config.scheduler.admission
+    if name is None:
+        return OpenAdmission()
+    offers = registry.offers("hardpoint_scheduling", platform.name)
+    if name not in offers:
+        known = f"Offered are: {', '.join(sorted(offers))}." if offers else "No plugin offers any."
+        raise PluginNotFoundError(
+            f"admission = {name!r}: there is no such admission policy. "
+            f"{did_you_mean(name, offers)} {known}".replace("  ", " ")
+        )
+    policy: AdmissionPolicy = resolve_class(offers[name].reference, AdmissionPolicy)()
+    return policy
