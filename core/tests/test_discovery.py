@@ -148,6 +148,11 @@ def test_broken_lines_become_plugins_that_fail_by_name(site):
         assert isinstance(loaded.error, ImportError)
 
 
+def test_extras_of_an_entry_point_are_not_part_of_the_module(site):
+    site.add("old-habit", entry_points="[hardpoint.extensions]\nx = some.plugin [fast,more]\n")
+    assert discovery.find(site.path)[0].value == "some.plugin"
+
+
 # Judging.
 
 

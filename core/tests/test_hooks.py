@@ -86,6 +86,16 @@ def test_every_hook_has_an_example_that_registers(site, hook):
 
 # Offers of identity.
 
+EXECUTOR = """
+from hardpoint.executor import Executor
+
+class Threads(Executor):
+    def start_workers(self): pass
+    def call_workers(self, call): pass
+    def probe_health(self, timeout): return []
+    def stop_workers(self, deadline): pass
+"""
+
 
 def test_hardpoint_platform(site):
     site.platform("acme", record='summary="a unit"')
@@ -96,10 +106,11 @@ def test_hardpoint_platform(site):
 
 
 def test_hardpoint_executor(site):
-    site.plugin("executor", "threads", 'executor="hardpoint.executor:Executor"')
+    site.plugin("executor", "threads", 'executor="hp_threads.executor:Threads"')
+    site.module("hp_threads.executor", EXECUTOR)
     registry = Registry.discover(path=site.path)
     assert registry.load("executor", "threads").record.probe is None
-    assert registry.executor("threads").__name__ == "Executor"
+    assert registry.executor("threads").__name__ == "Threads"
 
 
 def test_hardpoint_extension(site):

@@ -187,6 +187,13 @@ def test_an_unknown_name_never_falls_back(site, name, words):
         choose(site, platform=name)
 
 
+def test_a_platform_that_is_named_and_disabled_is_an_error(site):
+    site.platform("acme")
+    site.platform("good")
+    with pytest.raises(PluginError, match=r"'acme'.*disabled.*plugins\.disable"):
+        choose(site, platform="acme", plugins={"disable": ["acme"]})
+
+
 # Fresh processes.
 
 
@@ -285,6 +292,11 @@ def test_what_is_no_executor_class_is_a_type_error(site, value):
     executor_site(site)
     with pytest.raises(TypeError, match=r"not a subclass of hardpoint\.executor\.Executor"):
         executor_of(site, value)
+
+
+def test_an_incomplete_executor_is_a_type_error_that_says_what_it_lacks(site):
+    with pytest.raises(TypeError, match="lacks call_workers, probe_health"):
+        executor_of(site, Executor)
 
 
 @pytest.mark.parametrize("value", [dict, 3, 2.5])

@@ -19,14 +19,18 @@ from hardpoint.suggestions import did_you_mean
 class CommandGroup(click.Group):
     """Lists the installed commands by their metadata and imports the one that is run."""
 
-    def installed(self) -> Mapping[str, Plugin]:
-        """Return name -> command, from entry points of ``hardpoint.commands``."""
-        found = discovery.judge(each for each in discovery.find() if each.kind == "command")
-        return {plugin.name: plugin for plugin in found}
+    def installed(self, ctx: click.Context) -> Mapping[str, Plugin]:
+        """Return name -> command, from entry points of ``hardpoint.commands``; read once a run."""
+        found: dict[str, Plugin] | None = ctx.meta.get(__name__)
+        if found is None:
+            entries = (each for each in discovery.find() if each.kind == "command")
+            found = {plugin.name: plugin for plugin in discovery.judge(entries)}
+            ctx.meta[__name__] = found
+        return found
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names; called by click for the help page."""
-        return sorted({*super().list_commands(ctx), *self.installed()})
+        return sorted({*super().list_commands(ctx), *self.installed(ctx)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, importing it; called by click for the one that was typed.
@@ -36,7 +40,7 @@ class CommandGroup(click.Group):
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
-        installed = self.installed()
+        installed = self.installed(ctx)
         if cmd_name in installed:
             return _load(installed[cmd_name])
         hint = did_you_mean(cmd_name, self.list_commands(ctx))
@@ -46,7 +50,7 @@ class CommandGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help page's list; it imports none of the commands that it names."""
         rows = {name: command.get_short_help_str() for name, command in self.commands.items()}
-        for name, plugin in self.installed().items():
+        for name, plugin in self.installed(ctx).items():
             rows.setdefault(name, f"from {plugin.provider}")
         with formatter.section("Commands"):
             formatter.write_dl(sorted(rows.items()))

@@ -108,7 +108,7 @@ def _entries(text: str) -> Iterator[tuple[str, str, str]]:
             kind = kinds.get(line.strip("[] "))
         elif kind is not None and line and not line.startswith(("#", ";")):
             name, _, value = line.partition("=")
-            yield kind, name.strip(), value.strip()
+            yield kind, name.strip(), value.partition("[")[0].strip()  # less the extras
 
 
 def _headers(distribution: importlib.metadata.Distribution) -> dict[str, list[str]]:

@@ -61,8 +61,11 @@ def resolve_class(reference: str, contract: type[object]) -> type[Any]:
 
 
 def checked_class(found: object, contract: type[object], origin: str) -> type[Any]:
-    """Return ``found`` if it is a subclass of ``contract``, else raise WrongClassError."""
+    """Return ``found`` if it is a complete subclass of ``contract``, else raise WrongClassError."""
     if isinstance(found, type) and issubclass(found, contract):
+        missing = sorted(getattr(found, "__abstractmethods__", ()))
+        if missing:
+            raise WrongClassError(f"{origin} is {found!r}, which lacks {', '.join(missing)}")
         return found
     raise WrongClassError(
         f"{origin} is {found!r}, which is not a subclass of "
