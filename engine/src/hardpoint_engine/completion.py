@@ -40,9 +40,11 @@ class Completion:
         return self.finish_reason is not None
 
     def add(self, output: EngineOutput) -> bool:
-        """Take one step's tokens; return whether a stop string ended the answer, so that the engine
-        has to be told.
+        """Take one step's tokens; return whether a stop string ended the answer just now, so that
+        the engine has to be told.
         """
+        if self.finished:
+            return False
         last = len(output.new_tokens) - 1
         for index, token in enumerate(output.new_tokens):
             self.token_ids.append(token)
@@ -117,11 +119,12 @@ class Generation:
         self.error: BaseException | None = None
         self.changed = False
         self._tokenizer = tokenizer
+        self._open = len(self.completions)
 
     @property
     def finished(self) -> bool:
-        """Whether all answers are complete."""
-        return all(completion.finished for completion in self.completions)
+        """Whether all answers are complete and the engine has said its last word on each."""
+        return self._open == 0
 
     def add(self, index: int, output: EngineOutput) -> bool:
         """Take one step's output for answer ``index``; return whether a stop string ended it."""
@@ -131,20 +134,21 @@ class Generation:
             scores = [token_logprobs(rows, row, self._tokenizer) for row in range(len(rows.ids))]
             self.prompt_logprobs = [None, *scores]
         self.metrics = output.metrics or self.metrics
+        if output.finish_reason is not None and self._open:
+            self._open -= 1
         self.error = self.error or output.error
         return self.completions[index].add(output)
 
     def fail(self, error: BaseException) -> None:
         """End all answers that are still open by ``error``."""
-        self.changed = True
-        self.error = self.error or error
-        for completion in self.completions:
-            if not completion.finished:
-                completion.finish("error")
+        if not self.finished:
+            self.error = self.error or error
+            self.end("error")
 
     def end(self, reason: FinishReason) -> None:
-        """End all answers that are still open for ``reason``."""
-        self.changed = True
+        """End all answers that are still open for ``reason``, without waiting for the engine."""
+        self.changed = self.changed or not self.finished
+        self._open = 0
         for completion in self.completions:
             if not completion.finished:
                 completion.finish(reason)

@@ -6,9 +6,8 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -89,8 +88,10 @@ class LLM:
             texts.add_done_callback(_close)
             raise
         self._closed = False
-        self._lock = threading.Lock()
-        self._in_line: deque[None] = deque()
+        self._stepping = threading.Lock()
+        self._state = threading.RLock()
+        self._stepped = threading.Condition(self._state)
+        self._num_steps = 0
         self._ids = itertools.count()
         self._routes: dict[str, tuple[Generation, int]] = {}
         self._dropped: deque[str] = deque()
@@ -178,7 +179,7 @@ class LLM:
 
     def abort(self, request_id: str) -> None:
         """End a request, in whatever state; unknown and finished ids are let pass. Idempotent."""
-        with self._turn():
+        with self._state:
             self._abort(request_id)
 
     # The rest of the engine.
@@ -203,10 +204,9 @@ class LLM:
             reply_rank=reply_rank,
         )
 
-    def reset_prefix_cache(self) -> Any:
+    def reset_prefix_cache(self) -> None:
         """Forget all cached prompt beginnings."""
-        with self._turn():
-            return self.core.reset_prefix_cache()
+        self.core.reset_prefix_cache()
 
     def shutdown(self, timeout: float = SHUTDOWN_TIMEOUT) -> None:
         """End the workers and give everything back within ``timeout`` seconds. Idempotent."""
@@ -217,10 +217,7 @@ class LLM:
             self.core.shutdown(timeout)
         finally:
             self._texts.add_done_callback(_close)
-            error = HardpointError("the engine was shut down")
-            for generation, _ in list(self._routes.values()):
-                generation.fail(error)
-            self._routes.clear()
+            self._fail_all(HardpointError("the engine was shut down"))
 
     def __enter__(self) -> Self:
         return self
@@ -278,24 +275,23 @@ class LLM:
 
     def _stream(self, prompt: PromptTokens, sampling: SamplingParams) -> ResultStream:
         (generation,) = self._submit([prompt], [sampling])
-        return ResultStream(generation, self._step, self._dropped.append)
+        return ResultStream(generation, self._step, self._dropped.append, self._state)
 
     def _submit(
         self, prompts: Sequence[PromptTokens], params: Sequence[SamplingParams]
     ) -> list[Generation]:
         """Queue all or none."""
+        self._require_open()
         arrival = time.monotonic()
         generations: list[Generation] = []
-        with self._turn():
-            self._require_open()
-            try:
-                for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
-                    generations.append(self._new_generation(prompt, sampling))
-                    _about(index, len(prompts), self._add, generations[-1], sampling, arrival)
-            except BaseException:
-                for generation in generations:
-                    self._abort(generation.request_id)
-                raise
+        try:
+            for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
+                generations.append(self._new_generation(prompt, sampling))
+                _about(index, len(prompts), self._add, generations[-1], sampling, arrival)
+        except BaseException:
+            for generation in generations:
+                self.abort(generation.request_id)
+            raise
         return generations
 
     def _new_generation(self, prompt: PromptTokens, sampling: SamplingParams) -> Generation:
@@ -314,24 +310,41 @@ class LLM:
             request = EngineRequest(
                 req_id=req_id, prompt=generation.prompt_token_ids, sampling=own, arrival=arrival
             )
-            self.core.add_request(request)
-            self._routes[req_id] = (generation, index)
+            with self._state:  # no output before its route
+                self.core.add_request(request)
+                self._routes[req_id] = (generation, index)
 
     def _step(self) -> None:
-        """Compute one step for everybody, and hand its outputs out."""
-        if self._in_line:  # a lock prefers the thread that has just released it
-            time.sleep(0.0005)
-        with self._lock:
+        """Compute one step for everybody and hand its outputs out; or, if another thread is at it,
+        wait until it has.
+        """
+        with self._state:
             self._require_open()
-            while self._dropped:
-                self._abort(self._dropped.popleft())
-            if not self._routes:
-                return
-            try:
-                outputs = self.core.step()
-            except Exception as error:
+            seen = self._num_steps
+        if not self._stepping.acquire(blocking=False):
+            with self._stepped:
+                self._stepped.wait_for(lambda: self._num_steps != seen)
+            return
+        try:
+            self._step_alone()
+        finally:
+            self._stepping.release()
+            with self._stepped:
+                self._num_steps += 1
+                self._stepped.notify_all()
+
+    def _step_alone(self) -> None:
+        while self._dropped:
+            self.abort(self._dropped.popleft())
+        if not self._routes:
+            return
+        try:
+            outputs = self.core.step()
+        except Exception as error:
+            if not self.core.alive:
                 self._fail_all(error)
-                raise
+            raise
+        with self._state:
             for output in outputs:
                 self._deliver(output)
             if not outputs and not self.core.has_unfinished():
@@ -342,16 +355,16 @@ class LLM:
         if route is None:
             return
         generation, index = route
+        if output.finish_reason is not None:
+            del self._routes[output.req_id]
         try:
             stopped = generation.add(index, output)
         except Exception as error:  # noqa: BLE001 - it ends this request; its neighbours go on
             generation.fail(error)
             self._abort(generation.request_id)
             return
-        if stopped:
-            self.core.abort(output.req_id)
-        if stopped or output.finish_reason is not None:
-            del self._routes[output.req_id]
+        if stopped:  # the engine's last word comes with the next step
+            self.core.abort(output.req_id, "stop", generation.completions[index].stop_reason)
 
     def _abort(self, request_id: str) -> None:
         for req_id, (generation, _) in list(self._routes.items()):
@@ -361,22 +374,10 @@ class LLM:
                 generation.end("abort")
 
     def _fail_all(self, error: BaseException) -> None:
-        for generation, _ in self._routes.values():
-            generation.fail(error)
-        self._routes.clear()
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Stay between two steps; a thread that computes step after step lets one in."""
-        self._in_line.append(None)
-        try:
-            self._lock.acquire()
-        finally:
-            self._in_line.pop()
-        try:
-            yield
-        finally:
-            self._lock.release()
+        with self._state:
+            for generation, _ in self._routes.values():
+                generation.fail(error)
+            self._routes.clear()
 
     def _require_open(self) -> None:
         if self._closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
@@ -18,11 +19,16 @@ class ResultStream(Iterator[RequestOutput]):
     """
 
     def __init__(
-        self, generation: Generation, step: Callable[[], None], drop: Callable[[str], None]
+        self,
+        generation: Generation,
+        step: Callable[[], None],
+        drop: Callable[[str], None],
+        lock: AbstractContextManager[object],
     ) -> None:
         self._generation = generation
         self._step = step
         self._drop = drop
+        self._lock = lock
         self._ended = False
 
     @property
@@ -36,10 +42,11 @@ class ResultStream(Iterator[RequestOutput]):
             self._step()
         if self._ended:
             raise StopIteration
-        self._ended = generation.finished
-        if generation.error is not None:
-            raise generation.error
-        return generation.snapshot()
+        with self._lock:
+            self._ended = generation.finished
+            if generation.error is not None:
+                raise generation.error
+            return generation.snapshot()
 
     def close(self) -> None:
         """Abort the request unless it is finished. Idempotent."""
