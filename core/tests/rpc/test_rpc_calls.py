@@ -13,7 +13,13 @@ from hardpoint.rpc import codec
 from hardpoint.rpc.calls import Call, CallTable, RemoteFailure, Reply
 from hypothesis import note, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 GENERATION = 3
 
@@ -79,7 +85,12 @@ class Channel(RuleBasedStateMachine):
         self.calls = []
         self.failed = None
 
-    @precondition(lambda self: len(self.calls) < 6)
+    @initialize()
+    def open_some(self):
+        for world_size in (2, 1, 3):
+            self.open(world_size, -1)
+
+    @precondition(lambda self: len(self.calls) < 8)
     @rule(world_size=st.integers(1, 3), which=st.integers(-1, 2))
     def open(self, world_size, which):
         reply_rank = which if 0 <= which < world_size else None
@@ -158,6 +169,7 @@ class Channel(RuleBasedStateMachine):
         if done:
             watched.end = "cancelled"
 
+    @precondition(lambda self: len(self.calls) >= 4)
     @rule()
     def fail_all(self):
         error = ExecutorFailedError("ended")
