@@ -11,6 +11,7 @@ from hardpoint.config import Config
 from hardpoint.config.loading import load_config
 from hardpoint.errors import HardpointError, InvalidRequestError, RemoteError
 from hardpoint.sampling_params import SamplingParams
+from hardpoint.selection import default_executor
 
 from hardpoint_engine import answer_stream
 from hardpoint_engine.answer_stream import AnswerStream, ClosedOutputError
@@ -129,12 +130,11 @@ def local_error(error: RemoteError) -> HardpointError:
 
 
 def executor_name(llm: LLM) -> str:
-    """Return the executor as it is configured: a plugin's name, or a class's reference."""
+    """Return the executor's name, or the reference by which it was configured instead."""
     chosen = llm.config.executor
-    if isinstance(chosen, str):
-        return chosen
-    kind = type(llm.executor) if chosen is None else chosen
-    return f"{kind.__module__}:{kind.__qualname__}"
+    if chosen is None:
+        return default_executor(llm.executor.placement)
+    return chosen if isinstance(chosen, str) else f"{chosen.__module__}:{chosen.__qualname__}"
 
 
 def _tell(text: str) -> None:
