@@ -12,14 +12,15 @@ Shapes: T tokens, H hidden size, N outputs. ``attention`` and ``kv_write`` are d
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's habit
 from attrs import evolve, fields, frozen
 from hardpoint.errors import PluginError
-from hardpoint.records import Offer, Operation
+from hardpoint.offers import reason_against
+from hardpoint.records import AnyPlatform, Offer
 from hardpoint.references import resolve as resolve_reference
 
 from hardpoint_runtime.attention import paged
@@ -35,8 +36,13 @@ Tensor = torch.Tensor
 class Offers(Protocol):
     """What is needed of a :class:`hardpoint.registry.Registry`."""
 
-    def offers(self, hook_name: str, platform_name: str) -> Mapping[str, Offer]:
+    def offers(
+        self, hook: str, platform_name: str, description: Mapping[str, object] | None = None
+    ) -> Mapping[str, Offer]:
         """Return the winning offer of each name."""
+
+    def candidates(self, hook: str) -> Sequence[tuple[object, Offer]]:
+        """Return every offer with its plugin."""
 
 
 class KVWrite(Protocol):
@@ -118,7 +124,7 @@ class Choice:
 
     name: str
     reference: str
-    passed_over: str = ""
+    passed_over: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -136,6 +142,7 @@ class Operations:
     choices: tuple[Choice, ...] = ()
 
 
+HOOK = "hardpoint_operations"
 NAMES = tuple(each.name for each in fields(Operations) if each.name != "choices")
 """The operations that models of this version call."""
 
@@ -150,29 +157,44 @@ def resolve(
     ``supports`` gets it. Raises PluginError for an operation that no model calls, and what
     resolving a reference raises.
     """
-    offers = registry.offers("hardpoint_operations", platform_name) if registry else {}
-    for name, offer in offers.items():
-        if name not in NAMES:
+    if registry is None:
+        return Operations(choices=tuple(Choice(name=n, reference="built-in") for n in NAMES))
+    every = [offer for _, offer in registry.candidates(HOOK)]
+    for offer in every:
+        if offer.name not in NAMES:
             raise PluginError(
-                f"operation {name!r} (offered as {offer.reference}) is none that models call; "
-                f"they call {', '.join(NAMES)}"
+                f"operation {offer.name!r} (offered as {offer.reference}) is none that models "
+                f"call; they call {', '.join(NAMES)}"
             )
-    found: dict[str, Any] = {}
-    choices = []
-    for name in NAMES:
-        choice = _choose(name, offers.get(name), description)
-        choices.append(choice)
-        if choice.reference != "built-in":
-            found[name] = resolve_reference(choice.reference)
-    return evolve(Operations(), **found, choices=tuple(choices))
+    chosen = registry.offers(HOOK, platform_name, description)
+    choices = tuple(
+        Choice(
+            name=name,
+            reference=chosen[name].reference if name in chosen else "built-in",
+            passed_over=_reasons(name, every, platform_name, description),
+        )
+        for name in NAMES
+    )
+    _log(choices)
+    found: dict[str, Any] = {n: resolve_reference(offer.reference) for n, offer in chosen.items()}
+    return evolve(Operations(), **found, choices=choices)
 
 
-def _choose(name: str, offer: Offer | None, description: Mapping[str, object]) -> Choice:
-    if offer is None:
-        return Choice(name=name, reference="built-in")
-    supports = offer.supports if isinstance(offer, Operation) else None
-    reason = supports(description) if supports is not None else None
-    if reason is None:
-        return Choice(name=name, reference=offer.reference)
-    _logger.info("operation %s: built-in, as %s says: %s", name, offer.reference, reason)
-    return Choice(name=name, reference="built-in", passed_over=f"{offer.reference}: {reason}")
+def _reasons(
+    name: str, offers: Sequence[Offer], platform_name: str, description: Mapping[str, object]
+) -> tuple[str, ...]:
+    """Return why the offers that could have served this platform do not serve ``description``."""
+    found = []
+    for offer in offers:
+        if offer.name == name and offer.platform in (platform_name, AnyPlatform):
+            reason = reason_against(offer, description)
+            if reason is not None:
+                found.append(f"{offer.reference}: {reason}")
+    return tuple(found)
+
+
+def _log(choices: Sequence[Choice]) -> None:
+    for choice in choices:
+        if choice.passed_over:
+            reasons = "; ".join(choice.passed_over)
+            _logger.info("operation %s: %s, since %s", choice.name, choice.reference, reasons)
