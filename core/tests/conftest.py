@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,7 +87,6 @@ class Site:
             folder.mkdir(exist_ok=True)
             (folder / "__init__.py").touch()
         (folder / f"{last}.py").write_text(textwrap.dedent(source))
-        importlib.invalidate_caches()
 
     def plugin(
         self,

@@ -8,16 +8,15 @@ import signal
 import subprocess
 import sys
 
+import hardpoint
 import pytest
+from hardpoint import cli
 
 RUN = "from hardpoint.cli import main; main()"
 
 
 class Shell:
-    """Runs ``hardpoint`` in a process that sees the site and, unless ``alone``, what is installed.
-
-    ``alone`` hides every other distribution's plugins.
-    """
+    """Runs ``hardpoint`` in a process that sees the site beside what is installed."""
 
     def __init__(self, site) -> None:
         self.site = site
@@ -27,7 +26,8 @@ class Shell:
 
     def environment(self, **variables: str) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("HARDPOINT_")}
-        return {**kept, "PYTHONPATH": str(self.site.folder), **variables}
+        path = os.pathsep.join([str(self.site.folder), *filter(None, [kept.get("PYTHONPATH")])])
+        return {**kept, "PYTHONPATH": path, **variables}
 
     def __call__(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -274,6 +274,17 @@ def test_an_interrupt_is_quiet(shell, with_command):
     assert (out + err).strip() == ""
 
 
+def test_an_interrupt_before_any_command_is_quiet_too(monkeypatch, capsys):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_run", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["plugins"])
+    assert caught.value.code == 130
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_reader_that_goes_away_ends_it_quietly(shell, with_command):
     process = subprocess.Popen(
         shell.command("go", "much"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -288,8 +299,6 @@ def test_a_reader_that_goes_away_ends_it_quietly(shell, with_command):
 
 
 def test_version(shell):
-    import hardpoint
-
     assert shell("--version").stdout == f"hardpoint {hardpoint.__version__} (contract API 2.0)\n"
 
 

@@ -51,6 +51,8 @@ def find(path: Sequence[str] | None = None) -> tuple[Found, ...]:
     that an earlier path entry shadows does not count, as it would not be imported either.
     """
     importlib.invalidate_caches()
+    # Python 3.11 does not pass that on to this one; an instance, as it is no class method there.
+    importlib.metadata.MetadataPathFinder().invalidate_caches()
     found: dict[tuple[str, ...], Found] = {}
     for distribution in _distributions(path):
         if (text := _entry_points_text(distribution)) is None:
