@@ -57,8 +57,8 @@ def groups(controller: str, root: Path = ROOT) -> Iterator[tuple[int, Path]]:
             inside = _relative(path, origin)
             top = root / mounted.lstrip("/")
             folder = top / inside
-            if not folder.is_dir():
-                folder = top
+            if ".." in Path(inside).parts or not folder.is_dir():
+                folder = top  # the group lies outside of what is mounted here
             while True:
                 yield version, folder
                 if folder == top:

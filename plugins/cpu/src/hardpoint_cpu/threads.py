@@ -13,6 +13,9 @@ from hardpoint.records import Problem
 from hardpoint_cpu.procfs import ROOT, groups, read, read_int
 from hardpoint_cpu.settings import CpuSettings
 
+MOST_CORES = 1 << 16
+"""More than any kernel counts."""
+
 
 @frozen(kw_only=True)
 class Cores:
@@ -55,9 +58,11 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        last = last if dash else first
+        good = first.isdigit() and last.isdigit() and int(first) <= int(last) < MOST_CORES
+        if not good:
             raise ValueError(f"{part.strip()!r} is neither a core nor a range as in 0-3,6")
-        found.update(range(int(first), int(last or first) + 1))
+        found.update(range(int(first), int(last) + 1))
     return tuple(sorted(found))
 
 

@@ -1,0 +1,55 @@
+"""A folder that stands for the kernel's files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+MEMINFO = "MemTotal: 16777216 kB\nMemFree: 100 kB\nMemAvailable: 12582912 kB\n"
+
+
+@pytest.fixture
+def kernel(tmp_path) -> Callable[..., Path]:
+    """Write files (path -> text) below a root and return it; 16 GiB of memory, 12 available."""
+
+    def make(files: dict[str, str] | None = None, *, groups: str = "", mounts: str = "") -> Path:
+        files = {
+            "proc/meminfo": MEMINFO,
+            "proc/self/cgroup": groups,
+            "proc/self/mountinfo": mounts,
+            **(files or {}),
+        }
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    return make
+
+
+V2 = {
+    "groups": "0::/user/job\n",
+    "mounts": "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n",
+}
+V1 = {
+    "groups": "4:memory:/user/job\n3:cpu,cpuacct:/user/job\n",
+    "mounts": (
+        "31 20 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        "32 20 0:28 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+    ),
+}
+
+
+@pytest.fixture
+def v1(kernel):
+    """As ``kernel``, with control groups of version 1."""
+    return lambda files: kernel(files, **V1)
+
+
+@pytest.fixture
+def v2(kernel):
+    """As ``kernel``, with control groups of version 2."""
+    return lambda files: kernel(files, **V2)
