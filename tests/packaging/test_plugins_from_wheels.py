@@ -234,35 +234,22 @@ def test_a_wheel_installed_a_moment_ago_is_seen_by_a_running_process(environment
     assert environment.code(code, *command).splitlines() == ["False", "a lamp and a sword"]
 
 
-START = """
-    import json, os, pickle, sys
-    from hardpoint.config.loading import load_config
-    from hardpoint.config.resolution import check, configure, fill_defaults
-    from hardpoint.registry import Registry
-    from hardpoint.selection import select_executor, select_platform
-    config = load_config(overrides={"model": "fake", "load_format": "dummy"})
-    registry = Registry.discover(config)
-    platform = select_platform(registry, config)
-    config = fill_defaults(configure(config, registry, platform), platform)
-    """
-
-
 def test_an_unknown_platform_runs_the_whole_way_and_workers_load_the_same(environment, wheels):
     environment.install(wheels["good"])
-    code = (
-        START
-        + """
-    executor_class = select_executor(registry, config, platform)
-    check(config, registry, platform, executor_class)
-    with executor_class.start(config, registry, platform) as executor:
-        assert "generate" in executor.supported_tasks()
-    import acme_units.tracer
-    assert acme_units.tracer.heard == [(os.getpid(), 0)], acme_units.tracer.heard
-    with open(sys.argv[1], "wb") as file:
-        pickle.dump(registry.resolved(), file)
-    print([(p.name, p.distribution, p.version) for p in registry.resolved()])
-    """
-    )
+    code = """
+        import os, pickle, sys
+        from hardpoint_engine import LLM, SamplingParams
+        with LLM(model="dummy", load_format="dummy") as llm:
+            assert llm.executor.platform.name == "zork", llm.executor.platform.name
+            (result,) = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=4))
+            assert len(result.outputs[0].token_ids) == 4, result
+            resolved = llm.executor.registry.resolved()
+        import acme_units.tracer
+        assert acme_units.tracer.heard == [(os.getpid(), 0)], acme_units.tracer.heard
+        with open(sys.argv[1], "wb") as file:
+            pickle.dump(resolved, file)
+        print([(each.name, each.distribution, each.version) for each in resolved])
+        """
     handed = str(environment.site / "resolved")
     out = environment.code(code, handed)
     assert "('zork', 'acme-units', '1.0')" in out
