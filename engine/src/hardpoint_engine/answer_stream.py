@@ -31,6 +31,7 @@ class AnswerStream:
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = sys.stdout if out is None else out
         self._encoding = getattr(self._out, "encoding", None) or "utf-8"
+        self._in_line = False
 
     @property
     def unicode(self) -> bool:
@@ -48,6 +49,12 @@ class AnswerStream:
             self._out.flush()
         except BrokenPipeError:
             raise ClosedOutputError from None
+        self._in_line = not text.endswith("\n")
+
+    def end_line(self) -> None:
+        """End the line that is begun, if any: what comes next is something else."""
+        if self._in_line:
+            self.write("\n")
 
 
 def show_answers(streams: Sequence[ResultStream], out: AnswerStream) -> list[RequestOutput]:

@@ -43,8 +43,9 @@ def run(prompts: Sequence[str], options: Mapping[str, Any], *, raw: bool, as_jso
     )
     try:
         _generate(texts, config, sampling, out, raw=raw, as_json=as_json)
-    except RemoteError as error:
-        raise local_error(error) from None
+    except HardpointError as error:
+        out.end_line()
+        raise (local_error(error) if isinstance(error, RemoteError) else error) from None
     except ClosedOutputError:
         answer_stream.discard_output()
         return answer_stream.CLOSED_PIPE

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-GRACE = 0.4
+GRACE = 0.25
 """Seconds from the signal to the end. The import of a big library may hold the interpreter, and so
 the signal, for about as long again.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -67,7 +68,7 @@ class LLM:
     requests are computed together.
     """
 
-    def __init__(self, model: str | None = None, **keys: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str] | None = None, **keys: Any) -> None:
         self._start(load_config(overrides={"model": model, **keys}), chat=False)
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -167,6 +168,16 @@ def test_a_busy_process_ends_by_itself_when_nobody_kills_it():
         process.wait()
         process.stdin.close()
         process.stdout.close()
+
+
+def test_there_is_one_factory_of_environments():
+    sources = Path(template_process.__file__).parent.glob("**/*.py")
+    users = [
+        path.name
+        for path in sources
+        if re.search(r"^\s*(import|from) jinja2", path.read_text(), re.MULTILINE)
+    ]
+    assert users == ["template_process.py"]
 
 
 def test_an_old_sandbox_is_not_trusted(monkeypatch):

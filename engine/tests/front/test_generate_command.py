@@ -122,8 +122,10 @@ def test_bytes_that_are_no_text_are_refused():
 
 
 def test_a_worker_that_fails_is_told_without_its_traceback():
-    code, _out, errors = generate(*DUMMY, "--raw", "--set", "plugins.dummy.fail_at=step:2", "one")
-    assert code == 1
+    code, out, errors = generate(*DUMMY, "--raw", "--set", "plugins.dummy.fail_at=step:2", "one")
+    assert (code, out[-1:]) == (1, "\n")  # the answer's line was begun
+    assert "worker rank 0 failed" in errors
+    assert "injected fault" in errors
     assert "Traceback" not in errors
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import os
 import threading
@@ -227,6 +228,23 @@ def test_a_stream_raises_what_it_failed_by():
         with pytest.raises(HardpointError):
             list(stream)
         assert list(stream) == []
+
+
+def test_an_interrupt_ends_the_call_alone():
+    """As Ctrl-C does in a script that catches it: the step in flight is finished, its requests are
+    dropped, and what comes next is right.
+    """
+    with start(plugins={"dummy": {"step_seconds": 0.05}}) as llm:
+        expected = ids(llm.generate("two", SHORT))
+        timer = threading.Timer(0.2, _thread.interrupt_main)
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("one", SamplingParams(temperature=0, max_tokens=200))
+        timer.join()
+        before = llm.metrics.generated_tokens
+        assert ids(llm.generate("two", SHORT)) == expected
+        assert llm.metrics.generated_tokens - before <= 9  # the step in flight, and these
+        assert not llm.core.has_unfinished()
 
 
 def test_several_threads_share_the_engine(llm, prompts):

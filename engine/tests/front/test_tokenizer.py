@@ -51,6 +51,20 @@ def test_a_folder_reads_back_what_was_saved(folder, trained):
     assert "message.role" in tokenizer.chat_template
 
 
+def test_code_in_a_model_folder_is_never_run(folder, tmp_path):
+    canary = tmp_path / "canary"
+    code = f"open({str(canary)!r}, 'w').close()\nclass Evil: pass\n"
+    for name in ("code.py", "tokenization_evil.py", "__init__.py", "sitecustomize.py"):
+        (folder / name).write_text(code)
+    settings = {
+        "tokenizer_class": "Evil",
+        "auto_map": {"AutoTokenizer": ["code.Evil", "code.Evil"]},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_tokenizer(folder).encode("cat")
+    assert not canary.exists()
+
+
 def test_a_template_file_wins_over_the_settings(folder):
     (folder / "chat_template.jinja").write_text("from the file")
     assert load_tokenizer(folder).chat_template == "from the file"
