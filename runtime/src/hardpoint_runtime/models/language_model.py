@@ -64,6 +64,10 @@ class LanguageModel(nn.Module):
         """Return the checkpoint names that must be loaded, with their shapes. For loaders."""
         return {name: slot.shape for name, slot in self.weight_slots().items()}
 
+    def is_ignorable(self, name: str) -> bool:
+        """Whether a checkpoint may bring this weight although the model has no use for it."""
+        return name.endswith(".rotary_emb.inv_freq")
+
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:
         """Copy one weight of the checkpoint, a host tensor of any float dtype, to where it belongs.
 

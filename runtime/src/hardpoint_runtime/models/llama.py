@@ -192,6 +192,10 @@ class LlamaForCausalLM(LanguageModel):
         layers = [layer.slots() for layer in self._layers()]
         return merged([outside, *layers, self.norm.slots("model.norm")])
 
+    def is_ignorable(self, name: str) -> bool:
+        """A tied model needs no output projection of its own."""
+        return super().is_ignorable(name) or (self.tied and name == "lm_head.weight")
+
     def _layers(self) -> list[LlamaLayer]:
         return [layer for layer in self.layers if isinstance(layer, LlamaLayer)]
 
