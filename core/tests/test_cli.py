@@ -117,6 +117,7 @@ def test_doctor_has_verdicts_the_choice_and_every_setting(shell, site):
     found = {row["key"]: (row["value"], row["origin"]) for row in report["settings"]}
     assert found["max_num_seqs"] == (3, "HARDPOINT_MAX_NUM_SEQS")
     assert found["dtype"] == ("auto", "default")
+    assert found["block_size"] == (16, "default of platform acme")
     assert found["plugins.dummy.num_workers"][0] == 2
     assert "--set" in found["plugins.dummy.num_workers"][1]
     assert found["plugins.dummy.step_seconds"] == (0.0, "default")

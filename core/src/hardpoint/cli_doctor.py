@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from hardpoint.config import Config
     from hardpoint.registry import Registry
 
+_OF_THE_MODEL = ("dtype", "kv_cache_dtype")
+"""Keys that a platform fills in once it knows the model."""
+
 
 @click.command()
 @click.argument("name", required=False)
@@ -62,7 +65,7 @@ def _report(registry: Registry, config: Config) -> dict[str, Any]:
         names = dict.fromkeys(p.name for p in registry.plugins if p.kind == kind)
         report[f"{kind}s"] = [_diagnosis(registry, kind, name) for name in names]
     report["selected"] = _selected(registry, config)
-    report["settings"] = _settings(registry, config)
+    report["settings"] = _settings(registry, config, report["selected"]["platform"])
     return report
 
 
@@ -145,9 +148,13 @@ def _selected(registry: Registry, config: Config) -> dict[str, Any]:
     return {**selected, "executor": named or f"{executor.__module__}:{executor.__qualname__}"}
 
 
-def _settings(registry: Registry, config: Config) -> list[dict[str, Any]]:
-    """Return every key, with the plugins' own where a plugin is loaded."""
-    from hardpoint.config.resolution import effective
+def _settings(
+    registry: Registry, config: Config, platform: str | None = None
+) -> list[dict[str, Any]]:
+    """Return every key, with the plugins' own where a plugin is loaded, and with what ``platform``
+    fills in. What depends on the model stays open.
+    """
+    from hardpoint.config.resolution import effective, fill_defaults
 
     settings = dict(config.plugins.settings)
     for plugin in registry.plugins:
@@ -156,9 +163,12 @@ def _settings(registry: Registry, config: Config) -> list[dict[str, Any]]:
             if own is not None:
                 settings[plugin.name] = own
     config = evolve(config, plugins=evolve(config.plugins, settings=settings))
-    return [
-        {"key": path, "value": value, "origin": origin} for path, value, origin in effective(config)
-    ]
+    rows = {path: (value, origin) for path, value, origin in effective(config)}
+    if platform is not None:
+        filled = effective(fill_defaults(config, registry.platform(platform)))
+        kept = {path: rows[path] for path in rows if path in _OF_THE_MODEL}
+        rows = {path: (value, origin) for path, value, origin in filled} | kept
+    return [{"key": path, "value": value, "origin": who} for path, (value, who) in rows.items()]
 
 
 def _verdicts_of(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -191,7 +201,7 @@ def _verdict_cells(row: dict[str, Any]) -> tuple[str, str, str]:
 def _detail_text(row: dict[str, Any]) -> Iterator[str]:
     devices = [(device["id"], device["name"]) for device in row["devices"]]
     if devices:
-        yield columns(devices, indent="    device ")
+        yield columns(devices, indent=f"    {row['name']} device ")
     if "distribution" in row:
         yield f"    from {row['distribution']} {row['version']} ({row['entry_point']})"
     if "plugin_api" in row:
