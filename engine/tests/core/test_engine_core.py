@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 
 import pytest
 from hardpoint.adapters import LoRARequest
@@ -205,18 +206,24 @@ class TestAbort:
 
 
 def test_an_interrupted_step_loses_and_repeats_nothing(engine):
-    expected = answers(engine)
-    one = engine(dummy={"step_seconds": 0.15})
+    expected = answers(engine, max_tokens=3)
+    one = engine(dummy={"step_seconds": 0.4})
     for req_id, prompt in PROMPTS.items():
-        one.add(req_id, prompt)
-    one.step()
-    interrupt = threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
-    interrupt.start()
+        one.add(req_id, prompt, max_tokens=3)
+    here = threading.get_ident()
+
+    def interrupt():
+        while one.core.executor.check_health()[0].busy_since is None:
+            time.sleep(0.001)
+        signal.pthread_kill(here, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
     with pytest.raises(KeyboardInterrupt):
         one.step()
-    interrupt.join()
+    interrupting.join()
     one.step()
-    assert one.core.metrics.steps == len(one.calls("execute_model")) == 2
+    assert one.core.metrics.steps == len(one.calls("execute_model")) == 1
     one.run()
     assert one.tokens == expected
 

@@ -190,6 +190,17 @@ def test_a_new_weight_epoch_finds_nothing_old(fakes):
     assert driver.ends["d"].metrics.num_cached == 44
 
 
+def test_of_an_ended_request_the_beginning_is_kept_longest(fakes):
+    driver = fakes.Driver(num_blocks=9)
+    driver.add("a", PROMPT, max_tokens=7)  # 19 tokens in the cache: 4 named blocks of 5
+    driver.run()
+    driver.add("other", tuple(range(60, 82)), max_tokens=2)  # 6 blocks: 2 of a's go
+    driver.run()
+    driver.add("again", PROMPT, max_tokens=1)
+    driver.run()
+    assert driver.ends["again"].metrics.num_cached == 8
+
+
 def test_switched_off_nothing_is_kept(fakes):
     driver = fakes.Driver(prefix_caching=False)
     for req_id in ("a", "b"):

@@ -245,19 +245,38 @@ def test_nobody_overtakes_a_request_that_lacks_room(fakes):
 
 def test_a_stream_of_short_prompts_cannot_starve_a_long_one(fakes):
     driver = fakes.Driver(
-        max_num_batched_tokens=8, max_num_seqs=8, chunk_multiple=8, num_blocks=129
+        max_num_batched_tokens=12, max_num_seqs=8, chunk_multiple=8, num_blocks=129
     )
-    driver.add("talker", (1,), max_tokens=30)
-    driver.step()
-    driver.add("long", tuple(range(20)), max_tokens=1)
-    driver.step()
-    count = 0
-    while "long" not in driver.ends and count < 200:
-        driver.add(f"s{count}", (count % 90, 2), max_tokens=3)
+    driver.add("long", tuple(range(60)), max_tokens=1)
+    for count in range(100):
+        driver.add(f"s{count}", (count % 90, 2), max_tokens=10)
         driver.step()
-        count += 1
-    assert "long" in driver.ends
-    assert driver.tokens["long"] == fakes.answer(tuple(range(20)), 1)
+    waited = [plan for plan in driver.worker.plans if "long" not in plan.num_tokens]
+    assert waited, "others left it no room for a chunk"
+    assert driver.tokens["long"] == fakes.answer(tuple(range(60)), 1)
+
+
+def test_after_a_preemption_nobody_starts_in_the_same_step(fakes):
+    driver = fakes.Driver(num_blocks=9)
+    for req_id in ("a", "b"):
+        driver.add(req_id, tuple(range(12)) if req_id == "a" else (5,), max_tokens=18)
+    driver.add("c", (7,), max_tokens=5)
+    while not driver.scheduler.roster.num_preemptions:
+        plan = driver.step()
+    assert plan.preempted
+    assert not plan.new
+    assert not plan.running.resumed
+
+
+def test_a_preempted_request_waits_for_room_to_grow_in(fakes):
+    driver = fakes.Driver(num_blocks=9, prefix_caching=False)
+    driver.add("a", tuple(range(16)), max_tokens=16)
+    driver.add("b", tuple(range(50, 64)), max_tokens=18)
+    while not driver.scheduler.roster.num_preemptions:
+        driver.step()
+    driver.run()
+    assert driver.scheduler.roster.num_preemptions == 1, "it came back once, to stay"
+    assert driver.tokens["b"] == fakes.answer(tuple(range(50, 64)), 18)
 
 
 class TestStops:
