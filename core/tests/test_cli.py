@@ -154,6 +154,10 @@ def test_doctor_says_with_what_a_run_would_end(shell, site):
     report = json.loads(shell("doctor", "--json").stdout)
     assert "same priority" in report["selected"]["error"]
     assert report["selected"]["platform"] is None
+    site.platform("three", more="def limits(self, config): return 1 / 0")
+    done = shell("doctor", "--platform", "three")
+    assert "A run would end with: ZeroDivisionError" in done.stdout
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,8 @@ def _report(registry: Registry, config: Config) -> dict[str, Any]:
         names = dict.fromkeys(p.name for p in registry.plugins if p.kind == kind)
         report[f"{kind}s"] = [_diagnosis(registry, kind, name) for name in names]
     report["selected"] = _selected(registry, config)
-    report["settings"] = _settings(registry, config, report["selected"]["platform"])
+    chosen = report["selected"]["platform"] if report["selected"]["error"] is None else None
+    report["settings"] = _settings(registry, config, chosen)
     return report
 
 
@@ -139,6 +140,7 @@ def _selected(registry: Registry, config: Config) -> dict[str, Any]:
     try:
         platform = select_platform(registry, config)
         selected["platform"] = platform.name
+        platform.limits(config)
         executor = select_executor(registry, config, platform)
     except HardpointError as error:
         return {**selected, "error": str(error)}
