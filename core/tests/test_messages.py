@@ -1,0 +1,71 @@
+"""Plans that contradict themselves are refused on receipt; messages are frozen values."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from attrs.exceptions import FrozenInstanceError
+from hardpoint.messages import (
+    CachedRequestData,
+    MessageError,
+    ModelRunnerOutput,
+    NewRequestData,
+    SchedulerOutput,
+)
+from hardpoint.sampling_params import SamplingParams
+
+NEW = NewRequestData(req_id="n", prompt=(1, 2), sampling=SamplingParams(seed=1), block_ids=((1,),))
+RUNNING = CachedRequestData(req_ids=("r",), new_blocks=(None,), num_computed=(4,))
+
+
+def test_a_plan_that_agrees_with_itself_passes():
+    SchedulerOutput(step_id=0).check()
+    SchedulerOutput(step_id=1, finished=frozenset("x")).check()
+    SchedulerOutput(
+        step_id=2, new=(NEW,), running=RUNNING, num_tokens={"n": 2, "r": 3}, total_tokens=5,
+        drafts={"r": (7, 8)},
+    ).check()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_tokens": {"x": 1}, "total_tokens": 1}, "names other requests"),
+        ({"new": (NEW,)}, "names other requests"),
+        ({"new": (NEW, NEW), "num_tokens": {"n": 2}, "total_tokens": 2}, "names other requests"),
+        ({"new": (NEW,), "num_tokens": {"n": 2}, "total_tokens": 3}, "is not their sum"),
+        ({"new": (NEW,), "num_tokens": {"n": 0}, "total_tokens": 0}, "is not their sum"),
+        (
+            {
+                "running": CachedRequestData(req_ids=("r",), num_computed=(1,)),
+                "num_tokens": {"r": 1},
+                "total_tokens": 1,
+            },
+            "differ in length",
+        ),
+        (
+            {
+                "running": RUNNING,
+                "num_tokens": {"r": 1},
+                "total_tokens": 1,
+                "drafts": {"r": (1,)},
+            },
+            "more drafts than tokens",
+        ),
+        ({"drafts": {"ghost": (1,)}}, "more drafts than tokens"),
+    ],
+)
+def test_a_plan_that_contradicts_itself_is_refused(fields, message):
+    with pytest.raises(MessageError, match=message) as caught:
+        SchedulerOutput(step_id=9, **fields).check()
+    assert "step 9" in str(caught.value)
+
+
+def test_messages_are_frozen_and_travel_whole():
+    plan = SchedulerOutput(step_id=1, new=(NEW,), extra={"mine": (1, 2)})
+    with pytest.raises(FrozenInstanceError):
+        plan.step_id = 2
+    output = ModelRunnerOutput(step_id=1, req_ids=("n",), tokens=((3,),))
+    for message in (plan, output):
+        assert pickle.loads(pickle.dumps(message, protocol=5)) == message
