@@ -9,7 +9,7 @@ once; announcements cost nothing when nobody listens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import pluggy
 
@@ -29,23 +29,10 @@ if TYPE_CHECKING:
     from hardpoint.worker import Worker
 
 PROJECT = "hardpoint"
-_F = TypeVar("_F", bound=Callable[..., Any])
-_spec = pluggy.HookspecMarker(PROJECT)
-_impl = pluggy.HookimplMarker(PROJECT)
-
-
-def hookimpl(function: _F) -> _F:
-    """Mark a function of ``plugin.py`` as an implementation of the hook of the same name."""
-    return _impl(function)
-
-
-def hookspec(*, firstresult: bool = False) -> Callable[[_F], _F]:
-    """Mark a function below as a hook specification."""
-
-    def mark(function: _F) -> _F:
-        return _spec(firstresult=firstresult)(function)
-
-    return mark
+hookspec = pluggy.HookspecMarker(PROJECT)
+"""Marks a function below as a hook specification."""
+hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function of a ``plugin.py`` as an implementation of the hook of the same name."""
 
 
 # Offers of identity: asked of one plugin at a time, right after its light module was imported.
@@ -98,7 +85,7 @@ def hardpoint_extension() -> ExtensionRecord | None:
 # Before workers start, in the driver.
 
 
-@hookspec()
+@hookspec
 def hardpoint_configure(config: Config) -> Sequence[Change]:
     """Return explained changes of the configuration.
 
@@ -147,7 +134,7 @@ def hardpoint_model_runner(config: Config, platform: Platform) -> str | None:
     """
 
 
-@hookspec()
+@hookspec
 def hardpoint_worker_env(config: Config, rank: int) -> Mapping[str, str]:
     """Return environment variables for the worker of ``rank``.
 
@@ -167,7 +154,7 @@ def hardpoint_worker_env(config: Config, rank: int) -> Mapping[str, str]:
 # Offers of parts, collected where they are used.
 
 
-@hookspec()
+@hookspec
 def hardpoint_scheduling() -> Sequence[Offer]:
     """Offer admission policies (``hardpoint_engine.AdmissionPolicy``). Called in the driver by the
     engine.
@@ -181,7 +168,7 @@ def hardpoint_scheduling() -> Sequence[Offer]:
     return ()
 
 
-@hookspec()
+@hookspec
 def hardpoint_operations() -> Sequence[Operation]:
     """Offer implementations of named operations: layers and kernels. Called in workers, once at
     load.
@@ -195,7 +182,7 @@ def hardpoint_operations() -> Sequence[Operation]:
     return ()
 
 
-@hookspec()
+@hookspec
 def hardpoint_quantizations() -> Sequence[Offer]:
     """Offer quantisation methods: classes with ``create``, ``after_load`` and ``apply``. Called in
     workers.
@@ -209,7 +196,7 @@ def hardpoint_quantizations() -> Sequence[Offer]:
     return ()
 
 
-@hookspec()
+@hookspec
 def hardpoint_models() -> Sequence[Offer]:
     """Offer model classes by architecture name. Called in workers, once at load.
 
@@ -222,7 +209,7 @@ def hardpoint_models() -> Sequence[Offer]:
     return ()
 
 
-@hookspec()
+@hookspec
 def hardpoint_batch_columns() -> Sequence[Offer]:
     """Offer per-request columns (dtype, shape, default, pad value). Called in workers, when the
     runner is built.
@@ -236,7 +223,7 @@ def hardpoint_batch_columns() -> Sequence[Offer]:
     return ()
 
 
-@hookspec()
+@hookspec
 def hardpoint_logits_processors() -> Sequence[Offer]:
     """Offer logits processors. Called in workers, when the sampler is built.
 
@@ -249,7 +236,7 @@ def hardpoint_logits_processors() -> Sequence[Offer]:
     return ()
 
 
-@hookspec()
+@hookspec
 def hardpoint_drafters() -> Sequence[Offer]:
     """Offer draft proposers for speculative decoding. Called in workers.
 
@@ -262,7 +249,7 @@ def hardpoint_drafters() -> Sequence[Offer]:
     return ()
 
 
-@hookspec()
+@hookspec
 def hardpoint_kv_connectors() -> Sequence[Offer]:
     """Offer KV cache connectors. Called in the driver and in workers.
 
@@ -275,7 +262,7 @@ def hardpoint_kv_connectors() -> Sequence[Offer]:
     return ()
 
 
-@hookspec()
+@hookspec
 def hardpoint_ec_connectors() -> Sequence[Offer]:
     """Offer encoder-cache connectors. Called in the driver and in workers.
 
@@ -288,7 +275,7 @@ def hardpoint_ec_connectors() -> Sequence[Offer]:
     return ()
 
 
-@hookspec()
+@hookspec
 def hardpoint_weight_loaders() -> Sequence[Offer]:
     """Offer weight loaders by format name. Called in workers, once at load.
 
@@ -301,7 +288,7 @@ def hardpoint_weight_loaders() -> Sequence[Offer]:
     return ()
 
 
-@hookspec()
+@hookspec
 def hardpoint_weight_transfers() -> Sequence[Offer]:
     """Offer ways to receive new weights while running. Called in workers.
 
@@ -314,7 +301,7 @@ def hardpoint_weight_transfers() -> Sequence[Offer]:
     return ()
 
 
-@hookspec()
+@hookspec
 def hardpoint_worker_methods() -> Mapping[str, Callable[..., object]]:
     """Offer names for ``collective_rpc``: name -> function(worker, ...).
 
@@ -333,7 +320,7 @@ def hardpoint_worker_methods() -> Mapping[str, Callable[..., object]]:
 # Announcements.
 
 
-@hookspec()
+@hookspec
 def hardpoint_worker_started(worker: Worker) -> None:
     """Hear that a worker was built and its device initialised. Called in the worker, after
     ``init_device``.
@@ -346,7 +333,7 @@ def hardpoint_worker_started(worker: Worker) -> None:
     """
 
 
-@hookspec()
+@hookspec
 def hardpoint_model_loaded(worker: Worker) -> None:
     """Hear that the weights are in place. Called in the worker, after ``load_model``.
 
@@ -358,7 +345,7 @@ def hardpoint_model_loaded(worker: Worker) -> None:
     """
 
 
-@hookspec()
+@hookspec
 def hardpoint_step_started(scheduler_output: SchedulerOutput, rank: int | None) -> None:
     """Hear that a step begins. Called in each worker with its rank, and in the driver with rank
     None.
@@ -371,7 +358,7 @@ def hardpoint_step_started(scheduler_output: SchedulerOutput, rank: int | None) 
     """
 
 
-@hookspec()
+@hookspec
 def hardpoint_step_finished(
     scheduler_output: SchedulerOutput, output: ModelRunnerOutput | None, rank: int | None
 ) -> None:
@@ -386,7 +373,7 @@ def hardpoint_step_finished(
     """
 
 
-@hookspec()
+@hookspec
 def hardpoint_executor_failed(executor: Executor, error: BaseException) -> None:
     """Hear that an executor failed for good. Called in the driver, once for each executor.
 
@@ -398,7 +385,7 @@ def hardpoint_executor_failed(executor: Executor, error: BaseException) -> None:
     """
 
 
-@hookspec()
+@hookspec
 def hardpoint_worker_closing(worker: Worker) -> None:
     """Hear that a worker is about to give everything back. Called in the worker, before
     ``shutdown``.
