@@ -67,6 +67,24 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
                 open_regular(path)
 
 
+def test_a_file_swapped_for_a_fifo_after_it_was_looked_at_does_not_block(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("{}")
+    os.mkfifo(tmp_path / "fifo")
+    regular = (tmp_path / "file").stat()
+    flags: list[int] = []
+    real = os.open
+
+    def spied(path, flag):
+        flags.append(flag)
+        return real(path, flag | os.O_NONBLOCK)
+
+    monkeypatch.setattr(type(tmp_path), "stat", lambda self: regular)
+    monkeypatch.setattr(os, "open", spied)
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        open_regular(tmp_path / "fifo")
+    assert flags[0] & os.O_NONBLOCK
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "generation_config.json"])
 def test_a_fifo_in_a_model_folder_does_not_block(tmp_path, make, name):
     folder = make.folder(tmp_path / "m")

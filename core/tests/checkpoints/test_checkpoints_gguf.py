@@ -227,6 +227,7 @@ ROOM = bytes(1 << 12)
         (header(keys=1) + key(b"k", 9, struct.pack("<IQ", 8, 1 << 62)) + ROOM, "needed"),
         (header(keys=1) + key(b"k", 9, struct.pack("<IQ", 9, 1 << 62)) + ROOM, "needed"),
         (header(keys=1) + key(b"k", 9, struct.pack("<IQ", 55, 0)) + ROOM, "no value type 55"),
+        (header(keys=1) + key(b"k", 9, struct.pack("<IQQ", 8, 1, 9)) + b"short", "17 bytes are"),
         (
             header(keys=1) + key(b"k", 9, struct.pack("<IQQ", 8, 3, 1 << 63)) + ROOM,
             "run over the end",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -91,6 +92,26 @@ def test_cancelling_ends_between_two_tensors(after):
     with pytest.raises(CancelledStepError, match="loading was ended"):
         load_into(model, weights, torch.float32, lambda: len(model.taken) >= after)
     assert len(weights.was_read) == after
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_loading_keeps_to_its_thread_and_restores_the_number(monkeypatch, fails):
+    def load_weight(name, tensor):
+        seen.append(torch.get_num_threads())
+        if fails:
+            raise CheckpointError("broken")
+
+    seen: list[int] = []
+    model, before = Shelf(SHAPES), torch.get_num_threads()
+    monkeypatch.setattr(model, "load_weight", load_weight)
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(CheckpointError) if fails else nullcontext():
+            load_into(model, Recorded(SHAPES), torch.float32)
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("format", ["gguf", "safetensors", "dummy"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -63,8 +64,14 @@ def load_into(
     extra or misshapen tensors before the first one is read.
     """
     expected = check_weights(model, weights)
+    with _one_thread():
+        return _pour(model, weights.iterate(dtype, expected), cancelled)
+
+
+def _pour(
+    model: LoadableModel, stream: Iterator[tuple[str, Tensor]], cancelled: Callable[[], bool]
+) -> int:
     given = 0
-    stream = weights.iterate(dtype, expected)
     while True:
         if cancelled():
             raise CancelledStepError(f"loading was ended after {given} bytes of weights")
@@ -75,3 +82,18 @@ def load_into(
         model.load_weight(name, tensor)
         given += tensor.nbytes
         del following, tensor  # before the next one is read, so that one is alive at a time
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch's host operations on the calling thread, and restore its number afterwards.
+
+    Unpacking and copying are bound by memory, so a second thread gains little; but each of some
+    thousand operations would wait for it, which on a busy machine takes far longer than the work.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
