@@ -1,18 +1,20 @@
-"""Variables that a worker needs cannot be set in the driver's own process: uni says so."""
+"""What uni cannot give, it says: variables for the worker; and a loop that ended is a death."""
 
 from __future__ import annotations
+
+import threading
 
 import pytest
 from attrs import evolve
 from hardpoint.checkpoints import read_description
 from hardpoint.config import resolution
 from hardpoint.config.loading import load_config
-from hardpoint.errors import ConfigError
+from hardpoint.errors import ConfigError, ExecutorFailedError, WorkerDiedError
 from hardpoint.registry import Registry
 from hardpoint.selection import select_executor, select_platform
 
 
-def start(monkeypatch, wanted, plugin_wanted):
+def prepare():
     settings = {
         "model": "dummy",
         "load_format": "dummy",
@@ -24,9 +26,13 @@ def start(monkeypatch, wanted, plugin_wanted):
     platform = select_platform(registry, config)
     config = evolve(config, description=read_description("dummy", "dummy"))
     config = resolution.fill_defaults(resolution.configure(config, registry, platform), platform)
+    return select_executor(registry, config, platform), config, registry, platform
+
+
+def start(monkeypatch, wanted, plugin_wanted):
+    executor_class, config, registry, platform = prepare()
     monkeypatch.setattr(platform, "environment", lambda config, placement: wanted)
     monkeypatch.setattr(registry, "worker_env", lambda config, rank: plugin_wanted)
-    executor_class = select_executor(registry, config, platform)
     with executor_class.start(config, registry, platform) as executor:
         return executor.collective_rpc("supported_tasks")
 
@@ -45,3 +51,33 @@ def test_every_variable_that_differs_is_named_with_the_way_out(monkeypatch):
 def test_variables_that_agree_are_fine(monkeypatch):
     monkeypatch.setenv("ACME_MODE", "fast")
     assert start(monkeypatch, {"ACME_MODE": "fast"}, {})
+
+
+def test_a_loop_that_ends_is_told_as_the_workers_death():
+    executor_class, config, registry, platform = prepare()
+    with executor_class.start(config, registry, platform) as executor:
+        heard = []
+        executor.register_failure_callback(heard.append)
+
+        def leave(future):
+            raise SystemExit(5)  # what a careless callback can do to the thread that calls it
+
+        blocked = executor.collective_rpc(hold, non_block=True)
+        doomed = executor.collective_rpc("supported_tasks", non_block=True)
+        pending = executor.collective_rpc("supported_tasks", non_block=True)
+        doomed.add_done_callback(leave)
+        RELEASE.set()
+        blocked.result(20)
+        death = pending.exception(20)
+        assert isinstance(death, WorkerDiedError)
+        assert isinstance(death.__cause__, SystemExit)
+        assert heard == [death]
+        with pytest.raises(ExecutorFailedError, match="worker rank 0"):
+            executor.check_health()
+
+
+RELEASE = threading.Event()
+
+
+def hold(worker):
+    RELEASE.wait(20)

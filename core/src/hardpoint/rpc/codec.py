@@ -95,10 +95,10 @@ def pack_arguments(
         return Carried(body)
     try:
         data: bytes = cloudpickle.dumps(body, protocol=5)
-    except Exception:
-        for label, part in (("method", method), ("args", args), ("kwargs", kwargs)):
-            encode(part, f"{label} of {name!r}" if label == "method" else label)
-        raise
+    except Exception as error:
+        for path, part in ((f"method of {name!r}", method), ("args", args), ("kwargs", kwargs)):
+            encode(part, path)
+        raise EncodingError(f"the call of {name!r} cannot be sent: {_one_line(error)}") from error
     return data
 
 

@@ -18,7 +18,7 @@ from hardpoint.messages import (
     StepTicket,
 )
 from hardpoint.records import LoadReport, SavedFile, SleepReport, WarmUpReport, WorkerContext
-from hardpoint.references import resolve
+from hardpoint.references import resolve_class
 from hardpoint.worker import Worker
 
 from hardpoint_dummy.faults import FaultPoints, parse_faults
@@ -62,7 +62,7 @@ class DummyWorker(Worker):
         self.record("init_device")
         self.faults("init_device")
         reference = self.registry.model_runner_class(self.config, self.platform)
-        runner_class: type[DummyModelRunner] = resolve(reference)
+        runner_class = resolve_class(reference, DummyModelRunner)
         self._runner = runner_class(self.context, self.platform, self.registry)
 
     def load_model(self) -> LoadReport:
