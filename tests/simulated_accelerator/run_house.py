@@ -1,0 +1,107 @@
+"""Runs the default model on the cpu and on the simulated accelerator; prints what came, as JSON.
+
+A process of its own: the device is the process's. Argument: an empty folder for the plugin's
+metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PROMPTS = [
+    "The capital of France is",
+    "Water boils at",
+    "In a small village by the sea there lived a fisherman who told everyone who would listen that",
+]
+
+
+def offer_plugin(folder):
+    """Make the platform discoverable, as an installed distribution is."""
+    metadata = Path(folder) / "hardpoint_simulated-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: hardpoint-simulated\nVersion: 1.0\nRequires-Dist: hardpoint\n"
+    )
+    (metadata / "entry_points.txt").write_text(
+        "[hardpoint.platforms]\nsimulated = simulated_plugin\n"
+    )
+    sys.path[:0] = [str(HERE), str(folder)]
+
+
+def run(platform):
+    """Generate on ``platform``: greedy, drawn, penalised, with logprobs; chunked prefill."""
+    from hardpoint_engine import LLM, SamplingParams
+
+    sampling = [
+        SamplingParams(temperature=0, max_tokens=8, logprobs=2),
+        SamplingParams(
+            temperature=0.8, top_k=40, top_p=0.95, min_p=0.01, seed=5, max_tokens=8,
+        ),
+        SamplingParams(
+            temperature=0, repetition_penalty=1.3, presence_penalty=0.5, max_tokens=8,
+        ),
+    ]  # fmt: skip
+    options = {
+        "executor": "uni",
+        "dtype": "float32",
+        "num_kv_blocks": 40,
+        "block_size": 16,
+        "max_num_batched_tokens": 48,
+        "max_num_seqs": 4,
+    }
+    with LLM(platform=platform, prefill_chunk_size=8, **options) as llm:
+        devices = llm.collective_rpc(devices_of_weights)[0]
+        results = llm.generate(PROMPTS, sampling)
+    return {
+        "tokens": [list(result.outputs[0].token_ids) for result in results],
+        "devices": devices,
+    }
+
+
+def devices_of_weights(worker):
+    return sorted({str(parameter.device) for parameter in worker.get_model().parameters()})
+
+
+def controls():
+    """What the device must not let pass: proof that the counts above mean something."""
+    import simulated_device
+    import torch
+
+    tensor = torch.zeros(3, device="simulated")
+    try:
+        tensor + torch.ones(3)
+    except RuntimeError as error:
+        mixed = str(error)
+    else:
+        mixed = ""
+    before = simulated_device.READS.total()
+    tensor.sum().item()
+    tensor.cpu()
+    torch.empty(3).copy_(tensor)
+    return {"mixed": mixed, "reads": simulated_device.READS.total() - before}
+
+
+def main():
+    offer_plugin(sys.argv[1])
+    cpu = run("cpu")
+    simulated = run("simulated")
+    import simulated_device
+    import simulated_worker
+
+    report = {
+        "cpu": cpu,
+        "simulated": simulated,
+        "reads": dict(simulated_device.READS),
+        "reads_by_port": simulated_worker.SimulatedDeviceOps.reads,
+        "calls": dict(simulated_device.CALLS),
+        "module": dict(simulated_device.MODULE),
+        "controls": controls(),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
