@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from hardpoint_runtime.models import LanguageModel
     from hardpoint_runtime.operations import Operations
 
-PROFILED_LAYERS = 2
-"""Layers that a profile runs: they are alike in size, and what one allocates the next reuses."""
+PROFILED_LAYERS = 1
+"""Layers that a profile runs: they are alike, and what one allocates the next one reuses."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -187,7 +187,7 @@ class TorchModelRunner(ModelRunner):
     def profile_run(self) -> None:
         """Allocate what the largest step allocates beside weights and KV cache.
 
-        Called by the worker, which watches the memory. A few layers with as many tokens as a step
+        Called by the worker, which watches the memory. One layer with as many tokens as a step
         may have, then the logits and the sampling of as many requests as may run.
         """
         scheduler = self.config.scheduler

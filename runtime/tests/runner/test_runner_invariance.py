@@ -151,7 +151,7 @@ def test_warm_up_runs_what_steps_run(make_runner, monkeypatch):
     assert sampled == [True, False]
 
 
-def test_a_profile_runs_two_layers_at_full_width(make_runner, make_context, monkeypatch):
+def test_a_profile_runs_one_layer_at_full_width(make_runner, make_context, monkeypatch):
     description = evolve(make_context().config.description, num_layers=5)
     runner = make_runner(description=description, max_num_batched_tokens=600, max_num_seqs=5)
     seen = []
@@ -170,7 +170,7 @@ def test_a_profile_runs_two_layers_at_full_width(make_runner, make_context, monk
         lambda self, hidden: rows.append(len(hidden)) or logits(self, hidden),
     )
     runner.profile_run()
-    assert seen == [600, 600]  # 256 + 256 + 88 tokens of three rows
+    assert seen == [600]  # 256 + 256 + 88 tokens of three rows
     assert rows == [5]
 
 

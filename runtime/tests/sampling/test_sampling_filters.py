@@ -45,6 +45,7 @@ def draw_many(logits, count=DRAWS, *, temperature=1.0, top_k=0, top_p=1.0, min_p
             torch.full((count,), top_k),
             torch.full((count,), top_p),
             largest_k=top_k,
+            all_cut_by_k=top_k > 0,
             anyone=lambda flags: flags.nonzero()[:, 0].tolist(),
         )
     return filters.draw(scaled, uniform)
@@ -115,6 +116,7 @@ def support(logits, count=4001, **cut):
         torch.full((count,), cut.get("top_k", 0)),
         torch.full((count,), cut.get("top_p", 1.0)),
         largest_k=cut.get("top_k", 0),
+        all_cut_by_k=cut.get("top_k", 0) > 0,
         anyone=lambda flags: flags.nonzero()[:, 0].tolist(),
     )
     return set(drawn.tolist())
@@ -172,6 +174,7 @@ def test_a_row_does_not_depend_on_the_cuts_beside_it():
             top_k[rows],
             top_p[rows],
             largest_k=int(top_k[rows].max()),
+            all_cut_by_k=bool((top_k[rows] > 0).all()),
             anyone=lambda flags: flags.nonzero()[:, 0].tolist(),
         ).tolist()
 

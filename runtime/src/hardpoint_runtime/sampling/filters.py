@@ -17,15 +17,17 @@ PIECE = 256
 """Tokens summed up together in the search over the whole vocabulary."""
 CANDIDATES = 1024
 """How many of the best tokens are looked at first, when a row cuts by top-p."""
+FEW_CANDIDATES = 64
+"""The same where every row cuts by top-k, which says how many it needs."""
 WIDENING = 8
 """By how much more are looked at where that was not enough."""
 
 
-def tempered(logits: Tensor, temperature: Tensor, min_p: Tensor | None) -> Tensor:
-    """Return logits / temperature [n, V], the best of each row moved to 0, and -inf for tokens less
-    than min_p times as probable as it.
+def tempered(logits: Tensor, temperature: Tensor | None, min_p: Tensor | None) -> Tensor:
+    """Return logits / temperature [n, V] (None: all 1), the best of each row moved to 0, and -inf
+    for tokens less than min_p times as probable as it.
     """
-    scaled = logits / temperature[:, None]
+    scaled = logits if temperature is None else logits / temperature[:, None]
     scaled = scaled - scaled.amax(-1, keepdim=True)
     if min_p is not None:
         # probability / best probability = exp(scaled): min-p needs no normalisation.
@@ -59,6 +61,7 @@ def draw_truncated(
     top_p: Tensor,
     *,
     largest_k: int,
+    all_cut_by_k: bool,
     anyone: Callable[[Tensor], list[int]],
 ) -> Tensor:
     """Draw from rows [n, V] cut by ``top_k`` int64 [n] (0: off) and ``top_p`` [n] (1: off): ids
@@ -66,16 +69,20 @@ def draw_truncated(
 
     Top-k keeps every token that is no worse than the k-th best, ties included. Top-p then keeps
     the best of what is left until their share reaches p, at least one. ``largest_k`` is the
-    greatest top_k; ``anyone(flags)`` gives the indices of the true ones on the host: rows whose cut
-    may lie beyond the candidates looked at, which are looked at again with more.
+    greatest top_k, ``all_cut_by_k`` says that none is off; ``anyone(flags)`` gives the indices of
+    the true ones on the host: rows whose cut may lie beyond the candidates looked at, which are
+    looked at again with more.
     """
     vocabulary = scaled.shape[1]
-    width = min(vocabulary, max(CANDIDATES, largest_k + 1))
-    drawn, beyond = _draw_among(scaled, uniform, top_k, top_p, width)
+    width = min(vocabulary, max(FEW_CANDIDATES if all_cut_by_k else CANDIDATES, largest_k + 1))
+    total = torch.ones_like(uniform) if all_cut_by_k else scaled.exp().sum(-1)
+    drawn, beyond = _draw_among(scaled, uniform, top_k, top_p, total, width)
     while width < vocabulary and (rows := anyone(beyond)):
         width = min(vocabulary, width * WIDENING)
         index = torch.tensor(rows, device=scaled.device)
-        again, still = _draw_among(scaled[index], uniform[index], top_k[index], top_p[index], width)
+        again, still = _draw_among(
+            scaled[index], uniform[index], top_k[index], top_p[index], total[index], width
+        )
         drawn = drawn.index_copy(0, index, again)
         beyond = torch.zeros_like(beyond).index_copy(0, index, still)
     return drawn
@@ -106,9 +113,11 @@ def _candidates(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _draw_among(
-    scaled: Tensor, uniform: Tensor, top_k: Tensor, top_p: Tensor, width: int
+    scaled: Tensor, uniform: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor, width: int
 ) -> tuple[Tensor, Tensor]:
-    """Draw among the ``width`` best; say where a cut may lie beyond them."""
+    """Draw among the ``width`` best; say where a cut may lie beyond them. ``total`` [n]: the weight
+    of the whole row, where it is not cut by top-k.
+    """
     best, ids = _candidates(scaled, width)
     weights = best.exp()
     cut_by_k = (top_k > 0) & (top_k < scaled.shape[1])
@@ -116,7 +125,7 @@ def _draw_among(
     within_k = (best >= kth) | ~cut_by_k[:, None]
     weights = weights.masked_fill(~within_k, 0.0)
 
-    total = torch.where(cut_by_k, weights.sum(-1), scaled.exp().sum(-1))[:, None]
+    total = torch.where(cut_by_k, weights.sum(-1), total)[:, None]
     before = weights.cumsum(-1) - weights
     within_p = (before < top_p[:, None] * total) | (top_p >= 1)[:, None]
     weights = weights.masked_fill(~within_p, 0.0)

@@ -74,7 +74,8 @@ class Sampler:
     def draw(self, logits: Tensor, rows: Tensor, draws: Draws) -> Tensor:
         """Return the drawn ids int64 [m] of the rows that ``draws`` describes."""
         chosen = logits if len(draws.rows) == len(logits) else logits.index_select(0, rows)
-        temperature = self._floats(draws.temperature)
+        heated = bool((draws.temperature != 1).any())
+        temperature = self._floats(draws.temperature) if heated else None
         min_p = None if draws.min_p is None else self._floats(draws.min_p)
         scaled = filters.tempered(chosen.to(torch.float32), temperature, min_p)
         uniform = self._floats(draws.uniform)
@@ -97,6 +98,7 @@ class Sampler:
             self.device.to_device(top_k[cuts], torch.int64),
             self._floats(top_p[cuts]),
             largest_k=int(top_k.max()),
+            all_cut_by_k=bool((top_k[cuts] > 0).all()),
             anyone=lambda flags: self.device.to_host(flags).nonzero()[:, 0].tolist(),
         )
         if everyone:
