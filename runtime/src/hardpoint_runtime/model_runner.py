@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from attrs import frozen
-from hardpoint.errors import HardpointError, LifecycleError, UnsupportedError
+from hardpoint.errors import (
+    HardpointError,
+    LifecycleError,
+    MemoryBudgetError,
+    UnsupportedError,
+)
 from hardpoint.messages import ModelRunnerOutput, StepTicket, StepTimings
 from hardpoint.model_runner import ModelRunner
 from hardpoint.records import LoadReport, WarmUpReport
@@ -127,8 +132,19 @@ class TorchModelRunner(ModelRunner):
             load_into(model, weights, self.dtype, self.context.cancelled)
 
     def make_kv_cache(self, kv_cache_config: KVCacheConfig) -> KVCache:
-        """Allocate the KV cache and bind it to the layers."""
-        return KVCache.allocate(kv_cache_config, self.device)
+        """Allocate the KV cache and bind it to the layers.
+
+        Raises MemoryBudgetError if the device does not give that much.
+        """
+        try:
+            return KVCache.allocate(kv_cache_config, self.device)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            wanted = sum(tensor.num_bytes for tensor in kv_cache_config.tensors)
+            raise MemoryBudgetError(
+                f"the KV cache of {kv_cache_config.num_blocks} blocks needs {wanted} bytes, which "
+                f"{self.device.device} does not give: {error}. Lower memory_utilization or "
+                "num_kv_blocks"
+            ) from error
 
     def make_requests(self, kv_cache_config: KVCacheConfig) -> Requests:
         """Build the table of requests: slots for ``max_num_seqs``, columns, block tables."""

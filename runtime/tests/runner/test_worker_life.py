@@ -190,6 +190,11 @@ def test_a_whole_life(make_worker):
     assert worker.get_model_runner().max_model_len == 7
 
 
+def test_a_cache_that_the_device_does_not_give_is_an_error_with_the_figures(make_runner):
+    with pytest.raises(MemoryBudgetError, match=r"of 1099511627776 blocks needs \d{15,} bytes"):
+        make_runner(num_blocks=1 << 40)
+
+
 def test_a_cancelled_load_ends(make_worker):
     from hardpoint.errors import CancelledStepError
 

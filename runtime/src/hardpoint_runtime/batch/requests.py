@@ -186,7 +186,8 @@ class Requests:
             count += len(more)
         if running.num_output:
             count = min(count, int(self.columns["num_prompt"][slot]) + running.num_output[index])
-        tokens[slot, count : max(before, count)] = 0
+        if count < before:
+            tokens[slot, count:before] = 0
         counts[slot] = count
 
     def _check_new(self, request: NewRequestData, count: int) -> None:
