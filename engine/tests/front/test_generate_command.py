@@ -18,7 +18,7 @@ DUMMY = ("--platform", "dummy", "--load-format", "dummy", "--max-model-len", "25
 
 
 def begin(*arguments: str, **more) -> subprocess.Popen:
-    environ = {**os.environ, **more.pop("environ", {})}
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.Popen(
         [HARDPOINT, "generate", *arguments],
         stdin=more.pop("stdin", subprocess.DEVNULL),

@@ -7,8 +7,10 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from hardpoint.config.loading import load_config
 from hardpoint.errors import (
     CheckpointError,
     ConfigError,
@@ -176,12 +178,14 @@ def test_a_malformed_request_fails_alone(llm, bad, params, words):
     """
     expected = ids(llm.generate("one", LONG))[0]
     worker = llm.collective_rpc(lambda worker: (os.getpid(), id(worker)))
+    before = llm.metrics.generated_tokens
     neighbour = llm.stream("one", LONG)
     next(neighbour)
     with pytest.raises(InvalidRequestError, match=words):
         llm.generate(["a", bad, "b"], [SHORT, params, SHORT])
     *_, last = neighbour
     assert last.outputs[0].token_ids == expected
+    assert llm.metrics.generated_tokens - before == 64  # none of the other prompts was computed
     assert llm.collective_rpc(lambda worker: (os.getpid(), id(worker))) == worker
     assert not llm.core.has_unfinished()
 
@@ -309,6 +313,31 @@ def test_an_engine_that_does_not_start_leaves_nothing_running():
     with pytest.raises(ConfigError, match=r"max_num_seq.*max_num_seqs"):
         start(max_num_seq=3)
     assert workers() <= before
+
+
+def children() -> set[str]:
+    """The processes that this one has started and not yet buried."""
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {pid for path in tasks for pid in path.read_text().split()}
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_process_of_the_template_ends_with_the_engine(trained, tmp_path, fails):
+    trained.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    before = children()
+    keys = {"platform": "dummy", "load_format": "dummy", "tokenizer": str(tmp_path)}
+    faults = {"plugins": {"dummy": {"fail_at": "load", "load_seconds": 1}}} if fails else {}
+    config = load_config(overrides={**keys, **faults}, environ={})
+    if fails:
+        with pytest.raises(HardpointError):
+            LLM.from_config(config, chat=True)
+    else:
+        with LLM.from_config(config, chat=True) as llm:
+            assert len(children() - before) == 1
+            assert llm.chat([{"role": "user", "content": "!"}], SHORT)
+            assert len(children() - before) == 1
+    assert not children() - before
 
 
 def test_two_engines_in_one_process_do_not_meet(llm):

@@ -69,6 +69,16 @@ def test_a_malformed_prompt_is_named(prompt, words):
     assert caught.value.field == "prompt"
 
 
+def test_an_empty_text_is_refused_even_if_the_model_puts_a_token_before_every_text():
+    class Beginning(ByteTokenizer):
+        def encode(self, text, *, add_special_tokens=True):
+            return (1, *super().encode(text))
+
+    assert as_tokens("a", Beginning(), 256).ids == (1, 97)
+    with pytest.raises(InvalidRequestError, match="empty"):
+        as_tokens("", Beginning(), 256)
+
+
 @pytest.mark.parametrize(
     "messages",
     [
