@@ -297,3 +297,14 @@ def test_driver_and_worker_share_no_mutable_value(group):
     assert (
         group.collective_rpc("recorded_calls")[0] is not group.collective_rpc("recorded_calls")[0]
     )
+
+
+def test_a_result_is_a_copy_of_what_the_worker_keeps(group):
+    def give(worker):
+        if not hasattr(worker, "kept"):
+            worker.kept = ["kept"]
+        return worker.kept
+
+    for result in group.collective_rpc(give):
+        result.append("changed by the driver")
+    assert group.collective_rpc(give) == [["kept"]] * group.world_size

@@ -95,6 +95,18 @@ def test_resumed_blocks_replace_the_old_ones(make_driver, driver):
     assert driver.output_of("a") == expected(make_driver)
 
 
+def test_resumed_blocks_replace_even_those_that_nobody_took_away(make_driver, driver):
+    driver.start("a", PROMPT)
+    state = driver.requests["a"]
+    state["blocks"], state["computed"] = [], 0
+    driver.go("a", len(state["tokens"]), resumed=True)
+    while len(driver.output_of("a")) < 12:
+        driver.go("a")
+    assert driver.output_of("a") == expected(make_driver)
+    held = driver.worker.get_model_runner().requests["a"].blocks
+    assert held == [state["blocks"]]
+
+
 def test_a_prefix_hit_on_the_right_blocks_is_as_good_as_computing(make_driver, driver):
     driver.generate("a", PROMPT, 2)
     shared = driver.requests["a"]["blocks"][:2]
