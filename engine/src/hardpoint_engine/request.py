@@ -23,7 +23,7 @@ class EngineRequest:
     """
 
     req_id: str
-    prompt: tuple[int, ...] = field(converter=tuple)
+    prompt: tuple[int, ...] = field(converter=tuple[int, ...])
     sampling: SamplingParams
     arrival: float
     priority: int = 0
