@@ -85,7 +85,7 @@ class Scheduler:
         )
         before = roster.num_preemptions
         self._continue(draft, decodes=limits.mixed_batches, prefills=True)
-        if roster.num_preemptions == before and not draft.passed_over:
+        if roster.num_preemptions == before:
             self._admit(draft)
         if not limits.mixed_batches and not draft.num_tokens:
             self._continue(draft, decodes=True, prefills=False)
@@ -132,17 +132,15 @@ class Scheduler:
         return sum([1 for request in running if request.num_computed >= request.prefill_until])
 
     def _next_chunk(self, request: Request, draft: StepDraft, reserve: int) -> int:
-        """Return how much of a running request's prompt to compute now. One that gets nothing bars
-        others from starting, or they could take the room that it waits for, for ever.
+        """Return how much of a running request's prompt to compute now, keeping ``reserve`` tokens
+        of the step for those that generate.
         """
-        count = 0
-        if draft.prefills >= 1:
-            wanted = len(request.tokens) - request.num_computed
-            count = self.limits.chunk(wanted, draft.room - reserve)
+        if draft.prefills < 1:
+            return 0
+        wanted = len(request.tokens) - request.num_computed
+        count = self.limits.chunk(wanted, draft.room - reserve)
         if count:
             draft.prefills -= 1
-        else:
-            draft.passed_over = True
         return count
 
     def _make_room(self, request: Request, num_tokens: int) -> tuple[int, ...] | None:

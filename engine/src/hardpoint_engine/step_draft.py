@@ -66,7 +66,6 @@ class StepDraft:
 
     room: int
     prefills: float
-    passed_over: bool = False
     requests: dict[str, Request] = field(factory=dict)
     new: list[NewRequestData] = field(factory=list)
     req_ids: list[str] = field(factory=list)

@@ -205,6 +205,15 @@ class TestAbort:
         assert one.ends["a"].metrics.num_output == 1
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises, also where the tests' own process was started with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_step_loses_and_repeats_nothing(engine):
     expected = answers(engine, max_tokens=3)
     one = engine(dummy={"step_seconds": 0.4})
