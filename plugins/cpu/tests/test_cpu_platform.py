@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from attrs import evolve
 from hardpoint.capabilities import Capability, Support
 from hardpoint.checkpoints.description import ModelDescription
-from hardpoint.config.schema import CacheConfig, Config
+from hardpoint.config.schema import Config
 from hardpoint.platform import RequestView
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_cpu.platform import CpuPlatform
@@ -96,13 +95,6 @@ def test_more_threads_than_cores_is_found_before_anything_starts():
     (problem,) = platform.check(Config())
     assert problem.key == "plugins.cpu.threads"
     assert "more threads than" in problem.message
-
-
-@pytest.mark.parametrize("share", [0, 1.5])
-def test_a_share_of_memory_is_a_share(share):
-    config = evolve(Config(), cache=CacheConfig(memory_utilization=share))
-    (problem,) = CpuPlatform().check(config)
-    assert (problem.key, problem.value) == ("memory_utilization", share)
 
 
 def test_what_sampling_does_not_honour_is_refused_before_queueing():

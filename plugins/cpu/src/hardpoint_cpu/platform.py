@@ -101,18 +101,8 @@ class CpuPlatform(Platform):
         )
 
     def check(self, config: Config) -> Sequence[Problem]:
-        """Return what of the plugin's own settings, and of the memory share, cannot be honoured."""
-        found = threads.problems(self.options, threads.usable_cores(self.root))
-        share = config.cache.memory_utilization
-        if not 0 < share <= 1:
-            found.append(
-                Problem(
-                    key="memory_utilization",
-                    value=share,
-                    message="must be above 0 and at most 1: it is a share of the memory limit.",
-                )
-            )
-        return found
+        """Return what of the plugin's own settings cannot be honoured."""
+        return threads.problems(self.options, threads.usable_cores(self.root))
 
     def check_request(self, request: RequestView) -> Problem | None:
         """Refuse sampling parameters that the toolkit does not honour yet."""
