@@ -41,7 +41,7 @@ def random_texts(count: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def ours(model_path):
-    from hardpoint_engine.tokenizer import load_tokenizer
+    from hardpoint_engine.text.tokenizer import load_tokenizer
 
     return load_tokenizer(model_path)
 
@@ -63,7 +63,7 @@ def test_texts_become_the_same_ids_and_ids_the_same_text(reference, ours):
 
 
 def test_conversations_become_the_same_prompt(reference, ours):
-    from hardpoint_engine.chat_template import ChatTemplate
+    from hardpoint_engine.text.chat_template import ChatTemplate
 
     theirs = reference[1]
     conversations = (

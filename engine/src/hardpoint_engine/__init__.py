@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hardpoint.sampling_params import SamplingParams
 
-    from hardpoint_engine.admission import AdmissionPolicy
     from hardpoint_engine.llm import LLM
     from hardpoint_engine.outputs import CompletionOutput, RequestOutput
+    from hardpoint_engine.scheduling.admission import AdmissionPolicy
 
 API = (1, 0)
 """The number of this distribution's own promises: LLM, its outputs, AdmissionPolicy."""
@@ -28,7 +28,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "hardpoint_engine.llm",
-    "AdmissionPolicy": "hardpoint_engine.admission",
+    "AdmissionPolicy": "hardpoint_engine.scheduling.admission",
     "CompletionOutput": "hardpoint_engine.outputs",
     "RequestOutput": "hardpoint_engine.outputs",
     "SamplingParams": "hardpoint.sampling_params",

@@ -22,8 +22,8 @@ from hardpoint.registry import Registry
 from hardpoint.selection import select_executor, select_platform
 
 from hardpoint_engine.core import EngineCore
-from hardpoint_engine.kv_planning import KVPlan, fit_model_len, plan_kv_cache
-from hardpoint_engine.parts import chunks_prompts, make_admission
+from hardpoint_engine.scheduling.kv_planning import KVPlan, fit_model_len, plan_kv_cache
+from hardpoint_engine.scheduling.parts import chunks_prompts, make_admission
 
 _logger = logging.getLogger("hardpoint.engine")
 

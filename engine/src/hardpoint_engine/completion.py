@@ -9,9 +9,9 @@ from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_engine.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from hardpoint_engine.request import EngineOutput, RequestMetrics
-from hardpoint_engine.stop_strings import StopStrings
-from hardpoint_engine.stopping import FinishReason
-from hardpoint_engine.tokenizer import Tokenizer
+from hardpoint_engine.scheduling.stopping import FinishReason
+from hardpoint_engine.text.stop_strings import StopStrings
+from hardpoint_engine.text.tokenizer import Tokenizer
 
 
 class Completion:

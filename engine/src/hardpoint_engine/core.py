@@ -24,14 +24,14 @@ from hardpoint.messages import MessageError, ModelRunnerOutput, SchedulerOutput,
 from hardpoint.platform import Platform
 from hardpoint.records import LoadReport, WorkerHealth
 
-from hardpoint_engine.admission import AdmissionPolicy
-from hardpoint_engine.intake import Intake, Seeds
-from hardpoint_engine.kv_planning import KVPlan
 from hardpoint_engine.metrics import EngineMetrics
-from hardpoint_engine.parts import make_blocks, make_limits
 from hardpoint_engine.request import EngineOutput, EngineRequest
-from hardpoint_engine.scheduler import Scheduler
-from hardpoint_engine.stopping import FinishReason, StopRule
+from hardpoint_engine.scheduling.admission import AdmissionPolicy
+from hardpoint_engine.scheduling.intake import Intake, Seeds
+from hardpoint_engine.scheduling.kv_planning import KVPlan
+from hardpoint_engine.scheduling.parts import make_blocks, make_limits
+from hardpoint_engine.scheduling.scheduler import Scheduler
+from hardpoint_engine.scheduling.stopping import FinishReason, StopRule
 
 if TYPE_CHECKING:
     from hardpoint.registry import Registry

@@ -20,7 +20,6 @@ from hardpoint.errors import HardpointError, InvalidRequestError
 from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_engine.build import start_engine
-from hardpoint_engine.chat_template import ChatTemplate
 from hardpoint_engine.completion import Generation
 from hardpoint_engine.default_model import DISTRIBUTION, find_default_model
 from hardpoint_engine.outputs import RequestOutput
@@ -37,7 +36,8 @@ from hardpoint_engine.prompts import (
 )
 from hardpoint_engine.request import EngineOutput, EngineRequest
 from hardpoint_engine.result_stream import ResultStream
-from hardpoint_engine.tokenizer import DUMMY, Tokenizer, load_tokenizer, tokenizer_source
+from hardpoint_engine.text.chat_template import ChatTemplate
+from hardpoint_engine.text.tokenizer import DUMMY, Tokenizer, load_tokenizer, tokenizer_source
 
 if TYPE_CHECKING:
     from hardpoint.checkpoints.description import ModelDescription

@@ -8,9 +8,9 @@ from typing import Any
 from attrs import asdict, define, field, fields, frozen
 from hardpoint.messages import SchedulerOutput
 
-from hardpoint_engine.kv_blocks import KVBlocks
 from hardpoint_engine.request import EngineOutput, RequestMetrics
-from hardpoint_engine.roster import Roster
+from hardpoint_engine.scheduling.kv_blocks import KVBlocks
+from hardpoint_engine.scheduling.roster import Roster
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Upper bounds of the buckets for times."""

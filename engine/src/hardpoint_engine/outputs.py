@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import field, frozen
 
 from hardpoint_engine.request import RequestMetrics
-from hardpoint_engine.stopping import FinishReason
+from hardpoint_engine.scheduling.stopping import FinishReason
 
 
 @frozen(kw_only=True)

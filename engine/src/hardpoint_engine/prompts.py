@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from hardpoint.errors import InvalidRequestError
 from hardpoint.sampling_params import SamplingParams
 
-from hardpoint_engine.tokenizer import Tokenizer
+from hardpoint_engine.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 """A text, or token ids."""

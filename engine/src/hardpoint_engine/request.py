@@ -10,7 +10,7 @@ from hardpoint.adapters import LoRARequest, PromptAdapterRequest
 from hardpoint.messages import Logprobs
 from hardpoint.sampling_params import SamplingParams
 
-from hardpoint_engine.stopping import FinishReason, StopRule
+from hardpoint_engine.scheduling.stopping import FinishReason, StopRule
 
 
 @frozen(kw_only=True)

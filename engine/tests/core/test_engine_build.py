@@ -116,7 +116,7 @@ POLICY = """
 from hardpoint.hookspecs import hookimpl
 from hardpoint.records import ExtensionRecord, Offer
 from hardpoint_engine import AdmissionPolicy
-from hardpoint_engine.admission import Admit, Refuse, Wait
+from hardpoint_engine.scheduling.admission import Admit, Refuse, Wait
 
 class Pairs(AdmissionPolicy):
     def __init__(self):
@@ -181,7 +181,7 @@ def test_a_misspelt_policy_gets_its_close_matches(pairing, threads_of_workers):
 def test_when_the_policy_lets_nobody_run_a_step_gives_nothing(engine, pairing, monkeypatch):
     one = engine(admission="pairs")
     policy = one.core.scheduler.admission
-    from hardpoint_engine.admission import Admit, Wait
+    from hardpoint_engine.scheduling.admission import Admit, Wait
 
     decision = Wait()
     monkeypatch.setattr(type(policy), "admit", lambda *_: decision)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hardpoint.errors import ConfigError, MemoryBudgetError, UnsupportedError
 from hardpoint.kv_cache import KVCacheKind, KVCacheSpec
-from hardpoint_engine.kv_planning import fit_model_len, plan_kv_cache
+from hardpoint_engine.scheduling.kv_planning import fit_model_len, plan_kv_cache
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import jinja2
 import markupsafe
 import pytest
-from hardpoint_engine import template_process
-from hardpoint_engine.chat_template import ChatTemplate, ChatTemplateError
-from hardpoint_engine.template_process import environment
+from hardpoint_engine.text import template_process
+from hardpoint_engine.text.chat_template import ChatTemplate, ChatTemplateError
+from hardpoint_engine.text.template_process import environment
 
 REFUSALS = ("SecurityError", "UndefinedError", "TypeError", "AttributeError")
 HELLO = [{"role": "user", "content": "héllo 🙂"}]

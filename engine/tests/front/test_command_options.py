@@ -13,7 +13,7 @@ from hardpoint.config.keys import KEYS
 from hardpoint.config.loading import load_config
 from hardpoint.errors import ConfigError, InvalidRequestError
 from hardpoint.sampling_params import SamplingParams
-from hardpoint_engine.command_options import (
+from hardpoint_engine.cli.command_options import (
     SAMPLING_HELP,
     configuration_options,
     given_flags,
@@ -120,7 +120,7 @@ def test_wrong_keys_are_named_with_their_flag():
 def test_help_loads_no_engine():
     script = (
         "import sys\n"
-        "from hardpoint_engine.commands import generate\n"
+        "from hardpoint_engine.cli.commands import generate\n"
         "from click.testing import CliRunner\n"
         "assert '--max-num-seqs' in CliRunner().invoke(generate, ['--help']).output\n"
         "heavy = {'torch', 'numpy', 'tokenizers', 'jinja2', 'cattrs', 'rich', 'cloudpickle'}\n"

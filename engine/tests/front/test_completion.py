@@ -7,7 +7,7 @@ from hardpoint.messages import Logprobs
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_engine.completion import Completion, Generation, token_logprobs
 from hardpoint_engine.request import EngineOutput
-from hardpoint_engine.tokenizer_bytes import ByteTokenizer
+from hardpoint_engine.text.tokenizer_bytes import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
 

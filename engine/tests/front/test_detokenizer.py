@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hardpoint_engine.detokenizer import WindowDetokenizer
-from hardpoint_engine.tokenizer_bytes import ByteTokenizer
-from hardpoint_engine.vocabulary import ALPHABET, Vocabulary, piece_bytes
+from hardpoint_engine.text.detokenizer import WindowDetokenizer
+from hardpoint_engine.text.tokenizer_bytes import ByteTokenizer
+from hardpoint_engine.text.vocabulary import ALPHABET, Vocabulary, piece_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,7 +11,7 @@ import pytest
 
 BEGIN = """
 import signal, sys, threading, time
-from hardpoint_engine.interruption import interruptible
+from hardpoint_engine.cli.interruption import interruptible
 """
 WAYS = {
     "idle": """
@@ -83,7 +83,7 @@ def test_one_signal_ends_it(way, number, code):
 
 def test_a_second_signal_ends_it_at_once():
     script = """
-import hardpoint_engine.interruption as interruption
+import hardpoint_engine.cli.interruption as interruption
 interruption.GRACE = 60
 with interruptible():
     try:
@@ -134,7 +134,7 @@ with interruptible():
 
 
 def test_handlers_are_given_back():
-    from hardpoint_engine.interruption import interruptible
+    from hardpoint_engine.cli.interruption import interruptible
 
     before = signal.getsignal(signal.SIGINT)
     with interruptible():

@@ -6,7 +6,7 @@ import pytest
 from hardpoint.errors import InvalidRequestError
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_engine.prompts import as_list, as_params, as_tokens, check_messages, split
-from hardpoint_engine.tokenizer_bytes import ByteTokenizer
+from hardpoint_engine.text.tokenizer_bytes import ByteTokenizer
 
 
 @pytest.mark.parametrize(

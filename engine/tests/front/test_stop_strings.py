@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hardpoint_engine.stop_strings import StopMatch, StopStrings
+from hardpoint_engine.text.stop_strings import StopMatch, StopStrings
 from hypothesis import given
 from hypothesis import strategies as st
 

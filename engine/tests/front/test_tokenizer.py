@@ -9,8 +9,8 @@ import pytest
 from hardpoint.config.loading import load_config
 from hardpoint.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
 from hardpoint_engine.default_model import find_default_model
-from hardpoint_engine.tokenizer import load_tokenizer, tokenizer_source
-from hardpoint_engine.tokenizer_bytes import ByteTokenizer
+from hardpoint_engine.text.tokenizer import load_tokenizer, tokenizer_source
+from hardpoint_engine.text.tokenizer_bytes import ByteTokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 from hardpoint.messages import ModelRunnerOutput
 from hardpoint.sampling_params import SamplingParams
-from hardpoint_engine.block_pool import BlockPool
-from hardpoint_engine.kv_blocks import KVBlocks
 from hardpoint_engine.request import EngineRequest
-from hardpoint_engine.scheduler import Scheduler
-from hardpoint_engine.step_draft import StepLimits
-from hardpoint_engine.stopping import StopRule
+from hardpoint_engine.scheduling.block_pool import BlockPool
+from hardpoint_engine.scheduling.kv_blocks import KVBlocks
+from hardpoint_engine.scheduling.scheduler import Scheduler
+from hardpoint_engine.scheduling.step_draft import StepLimits
+from hardpoint_engine.scheduling.stopping import StopRule
 
 VOCAB = 97
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hardpoint_engine.block_pool import BlockAccountError, BlockPool
+from hardpoint_engine.scheduling.block_pool import BlockAccountError, BlockPool
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule

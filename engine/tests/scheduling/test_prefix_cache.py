@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from hardpoint.adapters import LoRARequest
-from hardpoint_engine.block_pool import BlockPool
-from hardpoint_engine.prefix_cache import PrefixCache, chain_root, extend_chain
+from hardpoint_engine.scheduling.block_pool import BlockPool
+from hardpoint_engine.scheduling.prefix_cache import PrefixCache, chain_root, extend_chain
 
 
 def names(root, tokens, size=4):

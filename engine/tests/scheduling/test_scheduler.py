@@ -7,9 +7,9 @@ import random
 import pytest
 from hardpoint.errors import ConfigError, InvalidRequestError
 from hardpoint.messages import MessageError, ModelRunnerOutput
-from hardpoint_engine.admission import AdmissionPolicy, Admit, Refuse, Wait
-from hardpoint_engine.scheduler import AdmissionError
-from hardpoint_engine.step_draft import StepLimits
+from hardpoint_engine.scheduling.admission import AdmissionPolicy, Admit, Refuse, Wait
+from hardpoint_engine.scheduling.scheduler import AdmissionError
+from hardpoint_engine.scheduling.step_draft import StepLimits
 
 PROMPTS = {
     "a": tuple(range(1, 20)),

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from hardpoint.messages import MessageError
-from hardpoint_engine.admission import AdmissionPolicy, Admit, Wait
+from hardpoint_engine.scheduling.admission import AdmissionPolicy, Admit, Wait
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (

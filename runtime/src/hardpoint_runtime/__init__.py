@@ -1,6 +1,6 @@
 """The torch toolkit that Hardpoint platform plugins are built from, neutral of device."""
 
 API = (2, 0)
-"""The number of this toolkit as a contract: DeviceOps, operations, TorchWorker, TorchModelRunner."""
+"""This toolkit as a contract: DeviceOps, operations, TorchWorker, TorchModelRunner."""
 
 __all__ = ["API"]

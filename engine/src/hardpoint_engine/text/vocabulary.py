@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hardpoint.errors import CheckpointError
 
-from hardpoint_engine.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from hardpoint_engine.tokenizer import Tokenizer, check_text
+from hardpoint_engine.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from hardpoint_engine.text.tokenizer import Tokenizer, check_text
 
 if TYPE_CHECKING:
     import tokenizers

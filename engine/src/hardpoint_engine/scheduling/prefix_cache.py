@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 from attrs import define
 
-from hardpoint_engine.block_pool import BlockPool
+from hardpoint_engine.scheduling.block_pool import BlockPool
 
 _DIGEST = 32
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from hardpoint_engine.command_options import configuration_options, sampling_options
-from hardpoint_engine.interruption import interruptible
+from hardpoint_engine.cli.command_options import configuration_options, sampling_options
+from hardpoint_engine.cli.interruption import interruptible
 
 
 @click.command(
@@ -27,7 +27,7 @@ def generate(prompts: tuple[str, ...], raw: bool, as_json: bool, **options: Any)
     to standard error.
     """
     with interruptible():
-        from hardpoint_engine.generate_command import run
+        from hardpoint_engine.cli.generate_command import run
 
         code = run(prompts, options, raw=raw, as_json=as_json)
     click.get_current_context().exit(code)

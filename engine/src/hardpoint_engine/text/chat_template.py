@@ -137,7 +137,7 @@ class _Process:
     """One child and the two pipes to it, with a deadline on every byte."""
 
     def __init__(self, time_limit: float, most_bytes: int) -> None:
-        from hardpoint_engine import template_process
+        from hardpoint_engine.text import template_process
 
         paths = [
             str(Path(spec.origin).parent.parent)

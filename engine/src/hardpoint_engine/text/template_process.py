@@ -1,5 +1,5 @@
 """The process that renders chat templates. A program of its own, started by
-:mod:`hardpoint_engine.chat_template`; it imports the standard library and jinja2 only.
+:mod:`hardpoint_engine.text.chat_template`; it imports the standard library and jinja2 only.
 
 A template comes from a model's files, so it is hostile until proven otherwise. The sandbox bounds
 what it can reach, not how much it works; so this process has little memory, no environment, no

@@ -11,11 +11,11 @@ from hardpoint.references import resolve_class
 from hardpoint.registry import Registry
 from hardpoint.suggestions import did_you_mean
 
-from hardpoint_engine.admission import AdmissionPolicy, OpenAdmission
-from hardpoint_engine.block_pool import BlockPool
-from hardpoint_engine.kv_blocks import KVBlocks
-from hardpoint_engine.kv_planning import KVPlan
-from hardpoint_engine.step_draft import StepLimits
+from hardpoint_engine.scheduling.admission import AdmissionPolicy, OpenAdmission
+from hardpoint_engine.scheduling.block_pool import BlockPool
+from hardpoint_engine.scheduling.kv_blocks import KVBlocks
+from hardpoint_engine.scheduling.kv_planning import KVPlan
+from hardpoint_engine.scheduling.step_draft import StepLimits
 
 
 def make_limits(config: Config, platform: Platform) -> StepLimits:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hardpoint_engine.detokenizer import ByteDetokenizer, Detokenizer
-from hardpoint_engine.tokenizer import Tokenizer, check_text
+from hardpoint_engine.text.detokenizer import ByteDetokenizer, Detokenizer
+from hardpoint_engine.text.tokenizer import Tokenizer, check_text
 
 VOCABULARY = 256
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hardpoint.checkpoints.gguf import GGUFFile
 from hardpoint.errors import CheckpointError, UnsupportedModelError
 
-from hardpoint_engine.vocabulary import Vocabulary, checked
+from hardpoint_engine.text.vocabulary import Vocabulary, checked
 
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer

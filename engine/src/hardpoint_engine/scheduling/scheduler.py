@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable
 from hardpoint.errors import HardpointError, InvalidRequestError
 from hardpoint.messages import MessageError, ModelRunnerOutput, NewRequestData, SchedulerOutput
 
-from hardpoint_engine.admission import (
+from hardpoint_engine.request import EngineOutput, Phase, Request
+from hardpoint_engine.scheduling.admission import (
     AdmissionPolicy,
     Admit,
     Decision,
@@ -30,11 +31,10 @@ from hardpoint_engine.admission import (
     RunningRequests,
     Wait,
 )
-from hardpoint_engine.kv_blocks import KVBlocks
-from hardpoint_engine.request import EngineOutput, Phase, Request
-from hardpoint_engine.roster import Roster
-from hardpoint_engine.step_draft import StepDraft, StepLimits
-from hardpoint_engine.stopping import Stop
+from hardpoint_engine.scheduling.kv_blocks import KVBlocks
+from hardpoint_engine.scheduling.roster import Roster
+from hardpoint_engine.scheduling.step_draft import StepDraft, StepLimits
+from hardpoint_engine.scheduling.stopping import Stop
 
 
 class AdmissionError(HardpointError):

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from hardpoint_engine.block_pool import BlockAccountError, BlockPool
-from hardpoint_engine.prefix_cache import PrefixCache, chain_root, extend_chain
 from hardpoint_engine.request import Request
+from hardpoint_engine.scheduling.block_pool import BlockAccountError, BlockPool
+from hardpoint_engine.scheduling.prefix_cache import PrefixCache, chain_root, extend_chain
 
 
 class KVBlocks:

@@ -1,8 +1,9 @@
 """Text to token ids and back, whatever file the vocabulary comes from. Driver side only.
 
 ``load_tokenizer`` picks the reader by what lies at the path: a folder with ``tokenizer.json``
-(:mod:`hardpoint_engine.tokenizer_json`), a GGUF file (:mod:`hardpoint_engine.tokenizer_gguf`), or
-plain bytes for random weights (:mod:`hardpoint_engine.tokenizer_bytes`).
+(:mod:`hardpoint_engine.text.tokenizer_json`), a GGUF file
+(:mod:`hardpoint_engine.text.tokenizer_gguf`), or plain bytes for random weights
+(:mod:`hardpoint_engine.text.tokenizer_bytes`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hardpoint.errors import CheckpointError, InvalidRequestError
 if TYPE_CHECKING:
     from hardpoint.config import Config
 
-    from hardpoint_engine.detokenizer import Detokenizer
+    from hardpoint_engine.text.detokenizer import Detokenizer
 
 DUMMY = "dummy"
 """The load format of random weights, and the name of the model that has no files at all."""
@@ -114,13 +115,13 @@ def load_tokenizer(source: Path | None) -> Tokenizer:
     with it.
     """
     if source is None:
-        from hardpoint_engine.tokenizer_bytes import ByteTokenizer
+        from hardpoint_engine.text.tokenizer_bytes import ByteTokenizer
 
         return ByteTokenizer()
     if source.is_dir() or source.name.endswith(".json"):
-        from hardpoint_engine.tokenizer_json import read_json_tokenizer
+        from hardpoint_engine.text.tokenizer_json import read_json_tokenizer
 
         return read_json_tokenizer(source)
-    from hardpoint_engine.tokenizer_gguf import read_gguf_tokenizer
+    from hardpoint_engine.text.tokenizer_gguf import read_gguf_tokenizer
 
     return read_gguf_tokenizer(source)

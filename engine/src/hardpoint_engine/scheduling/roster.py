@@ -11,10 +11,10 @@ from operator import attrgetter
 
 from hardpoint.messages import Logprobs, SchedulerOutput
 
-from hardpoint_engine.kv_blocks import KVBlocks
 from hardpoint_engine.request import EngineOutput, EngineRequest, Phase, Request
-from hardpoint_engine.stopping import FinishReason, StopRule
-from hardpoint_engine.waiting import WaitingQueue
+from hardpoint_engine.scheduling.kv_blocks import KVBlocks
+from hardpoint_engine.scheduling.stopping import FinishReason, StopRule
+from hardpoint_engine.scheduling.waiting import WaitingQueue
 
 _rank = attrgetter("rank")
 

@@ -12,7 +12,7 @@ from typing import Any
 from hardpoint.checkpoints.files import contained, read_whole
 from hardpoint.errors import CheckpointError
 
-from hardpoint_engine.vocabulary import Vocabulary, checked
+from hardpoint_engine.text.vocabulary import Vocabulary, checked
 
 MOST_VOCABULARY_BYTES = 256 << 20
 MOST_TEXT_BYTES = 4 << 20

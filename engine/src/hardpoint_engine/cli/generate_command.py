@@ -13,9 +13,9 @@ from hardpoint.errors import HardpointError, InvalidRequestError, RemoteError
 from hardpoint.sampling_params import SamplingParams
 from hardpoint.selection import default_executor
 
-from hardpoint_engine import answer_stream
-from hardpoint_engine.answer_stream import AnswerStream, ClosedOutputError
-from hardpoint_engine.command_options import given_flags, sampling_of
+from hardpoint_engine.cli import answer_stream
+from hardpoint_engine.cli.answer_stream import AnswerStream, ClosedOutputError
+from hardpoint_engine.cli.command_options import given_flags, sampling_of
 from hardpoint_engine.llm import LLM
 from hardpoint_engine.outputs import RequestOutput
 from hardpoint_engine.prompts import numbered
