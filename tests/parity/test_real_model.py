@@ -99,9 +99,9 @@ def test_preempted_and_resumed_with_eight_blocks(alone, expected, prompt_ids):
 def test_prefix_cache_cold_and_warm(alone, expected, prompt_ids):
     with start() as llm:
         cold, cold_seeded = run_together(llm, prompt_ids)
-        before = llm.metrics.prefix_cache_hits
+        before = llm.metrics.cached_tokens
         warm, warm_seeded = run_together(llm, prompt_ids)
-        assert llm.metrics.prefix_cache_hits > before
+        assert llm.metrics.cached_tokens > before
     compare(cold, expected)
     compare(warm, expected)
     assert cold_seeded == warm_seeded == alone[1]
