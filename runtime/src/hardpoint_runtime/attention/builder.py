@@ -46,7 +46,7 @@ class AttentionMetadataBuilder:
         rows = len(lens)
         num_reqs = rows if num_reqs is None else num_reqs
         num_tokens = starts[-1] if num_tokens is None else num_tokens
-        host_slots = np.array(slots, dtype=np.int64)
+        host_slots = np.asarray(slots, dtype=np.int64)
         _check(starts, lens, len(host_slots), len(positions), num_reqs, num_tokens)
         max_seq = max(lens, default=0)
         columns = -(-max_seq // self.block_size)
