@@ -124,6 +124,16 @@ def test_an_impossible_timeout_is_refused(group, timeout):
         group.collective_rpc(whoami, timeout=timeout)
 
 
+@pytest.mark.parametrize("timeout", [float("inf"), 1e12])
+def test_a_timeout_beyond_any_wait_is_for_ever_and_harms_no_other(group, gate, timeout):
+    assert group.collective_rpc("supported_tasks", timeout=timeout)
+    future = group.collective_rpc("supported_tasks", timeout=timeout, non_block=True)
+    assert future.result(20)
+    late = group.collective_rpc(gate.passing, args=gate.args, timeout=0.05, non_block=True)
+    assert isinstance(late.exception(20), CallTimeoutError)
+    gate.open()
+
+
 def test_a_timeout_of_nothing_still_sends_the_call(group, gate, eventually):
     with pytest.raises(CallTimeoutError):
         group.collective_rpc(gate.passing, args=gate.args, timeout=0)

@@ -145,6 +145,8 @@ class Executor(WorkerCalls):
             )
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
+        if timeout is not None and timeout > threading.TIMEOUT_MAX:
+            timeout = None  # longer than any wait can be: for ever
         self._require_alive()
         if not non_block and self.called_from_worker():
             raise LifecycleError(
