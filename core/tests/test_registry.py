@@ -411,6 +411,18 @@ def test_a_tie_is_an_error_that_names_both(site):
     }
 
 
+def test_what_loses_to_the_platforms_own_is_no_tie(site):
+    for name in ("one", "two"):
+        offering(site, name, f"Offer(name='M', reference='{name}:m')")
+    own = "Offer(name='M', reference='acme:own', platform='acme')"
+    offering(site, "acme", own, kind="platform")
+    registry = discover(site)
+    select_platform(registry, config_of())
+    assert registry.offers("hardpoint_models", "acme")["M"].reference == "acme:own"
+    with pytest.raises(PluginConflictError, match=r"one:m.*two:m"):
+        registry.offers("hardpoint_models", "other")
+
+
 def test_operations_that_do_not_support_what_is_asked_are_passed_over(site):
     supports = "lambda d: None if d['head_size'] == 64 else 'head size ' + str(d['head_size'])"
     offering(

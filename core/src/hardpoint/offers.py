@@ -21,18 +21,19 @@ def chosen_offers(
     """Return name -> the offer that wins for ``platform``; a name absent here is the built-in's.
 
     With ``description``, an Operation whose ``supports`` gives a reason against it is passed over.
-    Raises PluginConflictError naming both plugins of a tie.
+    Raises PluginConflictError naming both plugins of a tie between winners.
     """
-    levels: dict[tuple[str, str], PluginOffer] = {}
+    levels: dict[tuple[str, str], list[PluginOffer]] = {}
     for plugin, offer in offers:
-        if offer.platform not in (platform, AnyPlatform) or reason_against(offer, description):
-            continue
-        rival = levels.setdefault((offer.name, offer.platform), (plugin, offer))
-        if rival[1] is not offer:
-            raise _tie(hook, rival, (plugin, offer))
-    chosen = {name: offer for (name, level), (_, offer) in levels.items() if level == AnyPlatform}
-    own = {name: offer for (name, level), (_, offer) in levels.items() if level != AnyPlatform}
-    return chosen | own
+        if offer.platform in (platform, AnyPlatform) and not reason_against(offer, description):
+            levels.setdefault((offer.name, offer.platform), []).append((plugin, offer))
+    own = {name: rivals for (name, level), rivals in levels.items() if level != AnyPlatform}
+    general = {name: rivals for (name, level), rivals in levels.items() if level == AnyPlatform}
+    winners = general | own  # what loses to the platform's own is no tie
+    for rivals in winners.values():
+        if len(rivals) > 1:
+            raise _tie(hook, *rivals[:2])
+    return {name: rivals[0][1] for name, rivals in winners.items()}
 
 
 def reason_against(offer: Offer, description: Mapping[str, object] | None) -> str | None:
