@@ -374,10 +374,11 @@ def test_hooks_fire_in_the_order_of_a_workers_life(site):
     fired = list(dict.fromkeys(importlib.import_module(module).fired))
     order = [name for name, _ in fired]
     assert order.index("configure") == 0
+    assert order.index("model_runner") < order.index("worker_methods")
     assert order.index("worker_env") < order.index("worker_started")
     assert order.index("worker_started") < order.index("model_loaded")
     assert order.index("model_loaded") < order.index("worker_closing")
     assert set(order) == set(hooks)
     in_driver = dict(fired)
-    assert all(in_driver[name] for name in ("configure", "worker", "worker_env"))
+    assert all(in_driver[name] for name in ("configure", "worker", "model_runner", "worker_env"))
     assert not any(in_driver[name] for name in ("worker_methods", "worker_started", "model_loaded"))

@@ -15,9 +15,14 @@ from hardpoint_uniproc.thread import WorkerThread
 
 
 def _build(executor_parts, rank, cancelled):
-    config, platform, registry, worker_class, world_size = executor_parts
+    config, platform, registry, worker_class, model_runner, world_size = executor_parts
     context = WorkerContext(
-        config=config, rank=rank, local_rank=rank, world_size=world_size, cancelled=cancelled
+        config=config,
+        rank=rank,
+        local_rank=rank,
+        world_size=world_size,
+        model_runner=model_runner,
+        cancelled=cancelled,
     )
     return WorkerHost(context, platform, registry, worker_class)
 
@@ -34,8 +39,9 @@ class ThreadsExecutor(Executor):
     _threads: tuple[WorkerThread, ...] = ()
 
     def start_workers(self):
-        worker_class = self.registry.worker_class(self.config, self.platform)
-        parts = (self.config, self.platform, self.registry, worker_class, self.world_size)
+        asked = (self.config, self.platform)
+        chosen = (self.registry.worker_class(*asked), self.registry.model_runner_class(*asked))
+        parts = (self.config, self.platform, self.registry, *chosen, self.world_size)
         died = weakref.WeakMethod(self.fail)
         self._threads = tuple(
             WorkerThread(

@@ -262,9 +262,10 @@ class WorkerContext:
     """Who a worker is. Rank and world size are mandatory: nothing may guess them.
 
     ``devices`` are the logical ids this worker owns. ``rendezvous`` is the address of the
-    collective library's rendezvous, None for a single worker. ``generation`` counts restarts of the
-    whole group. ``cancelled()`` turns true when the driver wants this worker to leave its work at
-    the next safe point.
+    collective library's rendezvous, None for a single worker. ``model_runner`` is the reference of
+    the ModelRunner class that the driver chose. ``generation`` counts restarts of the whole group.
+    ``cancelled()`` turns true when the driver wants this worker to leave its work at the next safe
+    point.
     """
 
     config: Config
@@ -273,5 +274,6 @@ class WorkerContext:
     world_size: int
     devices: tuple[str, ...] = ()
     rendezvous: str | None = None
+    model_runner: str | None = None
     generation: int = 0
     cancelled: Callable[[], bool] = field(default=lambda: False, eq=False, repr=False)

@@ -60,6 +60,14 @@ class Worker(ABC):
         """Whether this is the first rank of its tensor-parallel group."""
         return self.context.rank % self.config.parallel.tensor_parallel_size == 0
 
+    @property
+    def model_runner_class(self) -> str:
+        """The reference of the ModelRunner class to build: the driver's choice, as its launcher
+        handed it on. A worker that nobody launched asks its own registry.
+        """
+        chosen = self.context.model_runner
+        return chosen or self.registry.model_runner_class(self.config, self.platform)
+
     # The life of a worker, in order.
 
     @abstractmethod

@@ -49,8 +49,7 @@ class TorchWorker(Worker):
 
         The class takes (context, platform, registry, device).
         """
-        reference = self.registry.model_runner_class(self.config, self.platform)
-        runner_class = resolve_class(reference, TorchModelRunner)
+        runner_class = resolve_class(self.model_runner_class, TorchModelRunner)
         runner: TorchModelRunner = runner_class(self.context, self.platform, self.registry, device)
         return runner
 

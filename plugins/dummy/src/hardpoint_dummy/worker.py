@@ -61,8 +61,7 @@ class DummyWorker(Worker):
         """Take the fake device."""
         self.record("init_device")
         self.faults("init_device")
-        reference = self.registry.model_runner_class(self.config, self.platform)
-        runner_class = resolve_class(reference, DummyModelRunner)
+        runner_class = resolve_class(self.model_runner_class, DummyModelRunner)
         self._runner = runner_class(self.context, self.platform, self.registry)
 
     def load_model(self) -> LoadReport:

@@ -45,6 +45,7 @@ class UniProcExecutor(Executor):
             self.registry,
             self.generation,
             self.registry.worker_class(self.config, self.platform),
+            self.registry.model_runner_class(self.config, self.platform),
         )
         thread = WorkerThread(build, self.calls, self._deadlines, _failing(self))
         self._thread = thread
@@ -129,6 +130,7 @@ def _build_host(
     registry: Registry,
     generation: int,
     worker_class: str,
+    model_runner: str,
     cancelled: Callable[[], bool],
 ) -> WorkerHost:
     context = WorkerContext(
@@ -137,6 +139,7 @@ def _build_host(
         local_rank=0,
         world_size=1,
         devices=config.device.devices or (),
+        model_runner=model_runner,
         generation=generation,
         cancelled=cancelled,
     )
