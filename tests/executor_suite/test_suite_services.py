@@ -104,6 +104,19 @@ def test_memory_is_told_by_rank_and_blocks_are_the_least(launcher, world_size):
     assert group.determine_num_available_blocks() == (free // page, 0)
 
 
+def test_blocks_are_those_of_the_poorest_rank(launcher, world_size):
+    def take_from_middle(worker):
+        worker.memory.total -= 1_000_000 * (worker.rank == world_size // 2)
+
+    group = launcher.loaded()
+    group.collective_rpc(take_from_middle)
+    available = group.determine_available_memory()
+    page = sum(spec.page_bytes for spec in group.get_kv_cache_specs()[0].values())
+    assert available[world_size // 2] == (64 << 20) - 4096 - 1_000_000
+    assert group.determine_num_available_blocks() == (min(available) // page, 0)
+    assert world_size == 1 or min(available) < max(available)
+
+
 def test_too_little_memory_is_no_blocks_never_fewer(launcher):
     group = launcher.loaded(**{"plugins.dummy.memory_bytes": 1000})
     assert group.determine_available_memory()[0] < 0

@@ -1,0 +1,109 @@
+"""Hooks around the whole house, in the order in which they fire, on each executor (case A9)."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from hardpoint.config.loading import load_config
+from hardpoint.sampling_params import SamplingParams
+from hardpoint_engine.build import start_engine
+from hardpoint_engine.request import EngineRequest
+
+OBSERVER = """
+import threading
+from hardpoint.hookspecs import hookimpl
+from hardpoint.records import Change, ExtensionRecord
+
+fired = []
+
+def note(*what):
+    in_driver = threading.current_thread() is threading.main_thread()
+    fired.append(("driver" if in_driver else "worker", *what))
+
+@hookimpl
+def hardpoint_extension():
+    return ExtensionRecord(name="observer", api=(2, 0))
+
+@hookimpl
+def hardpoint_configure(config):
+    note("configure", config.description is not None, config.scheduler.max_num_seqs)
+    return [Change(key="max_num_seqs", old=None, new=3, reason="for the test")]
+
+@hookimpl
+def hardpoint_worker_env(config, rank):
+    note("worker_env", rank, config.scheduler.max_num_seqs)
+
+@hookimpl
+def hardpoint_worker_started(worker):
+    note("worker_started", worker.rank)
+
+@hookimpl
+def hardpoint_model_loaded(worker):
+    note("model_loaded", worker.rank)
+
+@hookimpl
+def hardpoint_step_started(scheduler_output, rank):
+    note("step_started", rank, scheduler_output.step_id)
+
+@hookimpl
+def hardpoint_step_finished(scheduler_output, output, rank):
+    note("step_finished", rank, scheduler_output.step_id, output is not None)
+
+@hookimpl
+def hardpoint_worker_closing(worker):
+    note("worker_closing", worker.rank)
+"""
+
+
+@pytest.fixture
+def fired(tmp_path, monkeypatch):
+    """An installed observer; what it heard, in order."""
+    info = tmp_path / "hp_observer-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hp-observer\nVersion: 1.0\n\n")
+    (info / "entry_points.txt").write_text("[hardpoint.extensions]\nobserver = hp_observer\n")
+    (tmp_path / "hp_observer.py").write_text(OBSERVER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield lambda: list(sys.modules["hp_observer"].fired)
+    sys.modules.pop("hp_observer", None)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_hooks_fire_in_order_in_the_driver_and_in_every_worker(flavour, fired, fails):
+    overrides = {
+        "model": "dummy",
+        "load_format": "dummy",
+        "platform": "dummy",
+        "executor": flavour.executor,
+        "plugins.dummy.num_workers": flavour.world_size,
+        "plugins.dummy.fail_at": "step" if fails else "",
+    }
+    core = start_engine(load_config(overrides=overrides, environ={}))
+    try:
+        sampling = SamplingParams(temperature=0, max_tokens=4)
+        core.add_request(EngineRequest(req_id="a", prompt=(1,), sampling=sampling, arrival=0.0))
+        core.step()
+    finally:
+        core.shutdown()
+    heard = fired()
+    ranks = range(flavour.world_size)
+    by_rank = [[what[1:] for what in heard if what[0] == "worker" and what[2] == r] for r in ranks]
+    step = by_rank[0][2][2]
+    for rank in ranks:
+        assert by_rank[rank] == [
+            ("worker_started", rank),
+            ("model_loaded", rank),
+            ("step_started", rank, step),
+            ("step_finished", rank, step, not fails),
+            ("worker_closing", rank),
+        ]
+    assert [what[1:] for what in heard if what[0] == "driver"] == [
+        ("configure", True, None),
+        *(("worker_env", rank, 3) for rank in ranks if flavour.executor == "uni"),
+        ("step_started", None, step),
+        ("step_finished", None, step, not fails),
+    ]
+    names = [what[1:3] for what in heard]
+    assert names.index(("step_started", None)) < names.index(("step_started", 0))
+    assert names.index(("step_finished", 0)) < names.index(("step_finished", None))
