@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
+from hardpoint.adapters import LoRARequest, PromptAdapterRequest
 from hardpoint.capabilities import YES, Capability
 from hardpoint.config.loading import load_config
 from hardpoint.errors import CancelledStepError, ConfigError, MemoryBudgetError, NoPlatformError
+from hardpoint.kv_cache import KVCacheConfig
+from hardpoint.messages import SchedulerOutput, StepTicket
 from hardpoint.platform import RequestView
 from hardpoint.registry import Registry
 from hardpoint.sampling_params import SamplingParams
 from hardpoint.selection import explain_selection, select_platform
+from hardpoint.worker import Worker
 from hardpoint_dummy.faults import DummyFault, Fault, FaultPoints, parse_faults
 from hardpoint_dummy.pause import pause
 from hardpoint_dummy.platform import DummyPlatform
@@ -138,6 +144,39 @@ def test_it_records_every_call(driver):
         ("execute_model", 1),
         ("reset_prefix_cache", None),
     )
+
+
+def test_no_call_of_the_contract_goes_unrecorded(make_driver):
+    """Each method of the contract, called with what it takes, notes its own name first."""
+    driver = make_driver()
+    lora = LoRARequest(id=1, name="n", path="p")
+    soft = PromptAdapterRequest(id=1, name="n", path="p", num_virtual_tokens=1)
+    first = {"request": {"add_lora": lora, "add_prompt_adapter": soft}}
+    accessors = {"rank", "is_driver_worker", "model_runner_class", "get_model", "get_model_runner"}
+    values = {
+        "lora_id": 1, "prompt_adapter_id": 1, "max_model_len": 9, "level": 1, "tags": ("weights",),
+        "path": None, "pattern": None, "max_size": None, "is_start": False, "grammar": None,
+        "scheduler_output": SchedulerOutput(step_id=1), "ticket": StepTicket(step_id=1),
+        "kv_cache_config": KVCacheConfig(num_blocks=2, groups=(), tensors=()),
+    }  # fmt: skip
+    seen = set()
+    for name in sorted(set(vars(Worker)) - accessors):
+        if name.startswith("_"):
+            continue
+        method = getattr(driver.worker, name)
+        parameters = inspect.signature(method).parameters.values()
+        given = {
+            each.name: first.get(each.name, {}).get(name, values.get(each.name))
+            for each in parameters
+            if each.default is each.empty
+        }
+        before = len(driver.worker.recorded_calls())
+        with suppress(Exception):  # what it then does is another matter
+            method(**given)
+        assert driver.worker.recorded_calls()[before][0] == name
+        seen.add(name)
+    assert len(seen) > 30
+    assert {"get_kv_cache_layouts", "execute_dummy_batch", "discard", "shutdown"} <= seen
 
 
 def test_its_light_module_and_its_worker_need_no_array_library():

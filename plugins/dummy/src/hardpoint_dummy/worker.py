@@ -140,6 +140,16 @@ class DummyWorker(Worker):
 
     # Services.
 
+    def get_kv_cache_layouts(self) -> Sequence[str]:
+        """Return the one layout of the fake cache."""
+        self.record("get_kv_cache_layouts")
+        return super().get_kv_cache_layouts()
+
+    def get_cache_block_size_bytes(self) -> int:
+        """Return the bytes of one block over all layers."""
+        self.record("get_cache_block_size_bytes")
+        return super().get_cache_block_size_bytes()
+
     def update_max_model_len(self, max_model_len: int) -> None:
         """Refuse longer requests from now on."""
         self.record("update_max_model_len", max_model_len)
