@@ -66,6 +66,9 @@ def test_plugin_modules_are_light(sources):
     plugins = [path for path in sources if path.name == "plugin.py"]
     assert len(plugins) >= 3
     for source in plugins:
+        nodes = ast.walk(ast.parse(source.read_text()))
+        own = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level]
+        assert not own, f"{source} imports from its own package"
         allowed = set(sys.stdlib_module_names) | {"hardpoint"}
         assert imported_by(source) <= allowed, f"{source} imports more than the standard library"
 
