@@ -127,7 +127,9 @@ def test_gated_activation_by_formula():
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 16, 96, 97])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_host_linear_equals_the_plain_one(rows, dtype, bias, monkeypatch):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_host_linear_equals_the_plain_one(rows, dtype, bias, threads, monkeypatch):
+    torch.set_num_threads(threads)  # the fixture of this folder puts it back
     monkeypatch.setattr(host_linear, "SLAB", 1000)  # several slabs, the last one smaller
     x, weight = torch.randn(rows, 40).to(dtype), torch.randn(70, 40).to(dtype)
     added = torch.randn(70).to(dtype) if bias else None
