@@ -175,3 +175,19 @@ def test_every_other_parameter_is_honoured():
         )
         is None
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"temperature": 0.01, "top_k": 1 << 70},
+        {"temperature": 0, "repetition_penalty": 1e300},
+        {"temperature": 0, "repetition_penalty": 1e-300},
+    ],
+    ids=str,
+)
+def test_the_largest_and_least_values_fit_their_columns(sample, extreme):
+    """Prompt and output hold every token, and the best logit is 0: no factor may make it a NaN."""
+    logits = torch.tensor([[-1.0, 0.0, -2.0, -3.0]])
+    wish = SamplingParams(seed=1, max_tokens=None, **extreme)
+    assert sample({"a": (wish, (0, 1), (2, 3))}, logits).tokens == (1,)

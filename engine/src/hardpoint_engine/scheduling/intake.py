@@ -5,6 +5,10 @@ Nothing is queued, and no worker hears of it, until everything here has passed.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import NoReturn
+
 from attrs import evolve, frozen
 from hardpoint.capabilities import Capability
 from hardpoint.errors import InvalidRequestError, UnsupportedError
@@ -64,6 +68,7 @@ class Intake:
 
     def _check_sampling(self, request: EngineRequest) -> None:
         sampling = request.sampling
+        self._check_bias(sampling.logit_bias)
         sampling.check_vocabulary(self.vocab_size)
         if sampling.n != 1:
             self._refuse(
@@ -73,6 +78,23 @@ class Intake:
             raise UnsupportedError(
                 Capability.GRAMMAR.value, "hardpoint-engine", reason="not yet: structured_outputs"
             )
+
+    def _check_bias(self, bias: object) -> None:
+        """Refuse a bias that is no number for an id: it would fail, or spoil, a whole step."""
+        if bias is None:
+            return
+        if not isinstance(bias, Mapping):
+            self._refuse(
+                "logit_bias", bias, f"logit_bias must map token ids to numbers, not {bias!r}"
+            )
+        for token, value in bias.items():
+            if type(token) is not int:
+                self._refuse("logit_bias", token, f"logit_bias holds {token!r}, not a token id")
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or math.isnan(value):
+                self._refuse(
+                    "logit_bias", value, f"logit_bias adds {value!r} to token {token}, not a number"
+                )
 
     def _check_adapters(self, request: EngineRequest) -> None:
         for adapter, capability in (
@@ -86,7 +108,7 @@ class Intake:
                 )
 
     @staticmethod
-    def _refuse(name: str, value: object, message: str) -> None:
+    def _refuse(name: str, value: object, message: str) -> NoReturn:
         raise InvalidRequestError(message, field=name, value=value)
 
 

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from hardpoint.sampling_params import SamplingParams
 
 
+TOP_K_BOUND = 1 << 31
+"""No vocabulary is as large, so more means the same; more than 63 bits fit no column."""
+FLOAT32_RANGE = (2.0**-126, 2.0**127)
+"""What a factor may be in float32: beyond, it would be 0 or infinite, and 0 times it no number."""
+
+
 class Feature(IntFlag):
     """Rare wishes of a request, so that a step can see at once that nobody in it has one."""
 
@@ -48,6 +54,10 @@ def _unless_greedy(name: str) -> Callable[[NewRequestData], Any]:
     return read
 
 
+def _bounded(value: Any, low: Any, high: Any) -> Any:
+    return min(max(value, low), high)
+
+
 SAMPLING_COLUMNS = (
     Column(
         name="temperature",
@@ -61,7 +71,7 @@ SAMPLING_COLUMNS = (
         dtype="int64",
         default=0,
         pad=0,
-        read=lambda new: None if new.sampling.greedy else max(new.sampling.top_k, 0),
+        read=lambda new: 0 if new.sampling.greedy else _bounded(new.sampling.top_k, 0, TOP_K_BOUND),
     ),
     Column(name="top_p", dtype="float32", default=1.0, pad=1.0, read=_unless_greedy("top_p")),
     Column(name="min_p", dtype="float32", default=0.0, pad=0.0, read=_unless_greedy("min_p")),
@@ -84,7 +94,7 @@ SAMPLING_COLUMNS = (
         dtype="float32",
         default=1.0,
         pad=1.0,
-        read=lambda new: new.sampling.repetition_penalty,
+        read=lambda new: _bounded(new.sampling.repetition_penalty, *FLOAT32_RANGE),
     ),
     Column(
         name="features",
