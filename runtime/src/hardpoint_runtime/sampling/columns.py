@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TOP_K_BOUND = 1 << 31
 """No vocabulary is as large, so more means the same; more than 63 bits fit no column."""
 FLOAT32_RANGE = (2.0**-126, 2.0**127)
-"""What a factor may be in float32: beyond, it would be 0 or infinite, and 0 times it no number."""
+"""What a factor may be in float32: beyond, it would be 0, or infinite and 0 times it no number."""
 
 
 class Feature(IntFlag):
@@ -73,7 +73,13 @@ SAMPLING_COLUMNS = (
         pad=0,
         read=lambda new: 0 if new.sampling.greedy else _bounded(new.sampling.top_k, 0, TOP_K_BOUND),
     ),
-    Column(name="top_p", dtype="float32", default=1.0, pad=1.0, read=_unless_greedy("top_p")),
+    Column(
+        name="top_p",
+        dtype="float32",
+        default=1.0,
+        pad=1.0,
+        read=lambda new: 1.0 if new.sampling.greedy else max(new.sampling.top_p, FLOAT32_RANGE[0]),
+    ),
     Column(name="min_p", dtype="float32", default=0.0, pad=0.0, read=_unless_greedy("min_p")),
     Column(
         name="presence_penalty",
