@@ -191,6 +191,20 @@ def test_a_call_that_is_cancelled_while_it_queues_never_runs(group, gate, world_
     assert group.calls.pending == 0
 
 
+def test_a_caller_that_completes_its_own_future_harms_nobody(group, gate, world_size):
+    held = group.collective_rpc(gate.passing, args=gate.args, non_block=True)
+    gate.wait_entered(world_size)
+    queued = [group.collective_rpc(whoami, non_block=True) for _ in range(2)]
+    queued[0].set_result("mine")
+    queued[1].set_exception(KeyError("mine"))
+    held.set_result("mine")
+    gate.open()
+    answers = group.collective_rpc(whoami, timeout=20)
+    assert answers == [(rank, (), {}) for rank in range(world_size)]
+    assert held.result(0) == queued[0].result(0) == "mine"
+    assert len(group.check_health()) == world_size
+
+
 def test_futures_can_be_awaited(group, world_size):
     async def ask():
         return await asyncio.wrap_future(group.collective_rpc(whoami, non_block=True))

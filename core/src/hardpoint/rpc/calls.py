@@ -102,7 +102,15 @@ class Gather:
             if self._ended or self._begun:
                 return not self.future.cancelled()
             self._begun = True
-            return self.future.set_running_or_notify_cancel()
+            return self._set_running()
+
+    def _set_running(self) -> bool:
+        """Mark the future as running; False if it was cancelled."""
+        try:
+            done = self.future.done() and not self.future.cancelled()
+            return done or self.future.set_running_or_notify_cancel()
+        except RuntimeError:  # as below, in this very moment
+            return True
 
     def take(self, reply: Reply) -> None:
         """Use one rank's answer; the first error, or the last answer, completes the future."""
@@ -134,7 +142,7 @@ class Gather:
             self._ended = True
             if not self._begun:
                 self._begun = True
-                if not self.future.set_running_or_notify_cancel():
+                if not self._set_running():
                     return
         try:
             if error is None:
