@@ -287,3 +287,13 @@ def test_ten_thousand_random_operations_against_a_plain_dictionary(
             check_unused(requests)
     check_unused(requests)
     assert requests.columns.capacity == 16  # grew from 4 for the 12 that were alive at once
+
+
+def test_a_request_that_a_column_cannot_read_takes_no_slot(make_requests, new_request):
+    requests = make_requests()
+    wrong = Column(name="x", dtype="int32", default=0, pad=0, read=lambda new: 1 << 40)
+    requests.columns.declare(wrong)
+    with pytest.raises(OverflowError):
+        requests.add(new_request("a"))
+    assert not requests.columns.taken
+    assert "a" not in requests

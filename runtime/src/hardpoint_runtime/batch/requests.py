@@ -117,10 +117,16 @@ class Requests:
             self._check_running(plan, index, plan.num_tokens[req_id])
 
     def add(self, request: NewRequestData) -> None:
-        """Take a new request in: lowest free slot, tokens, blocks, every column that reads it."""
+        """Take a new request in: lowest free slot, tokens, blocks, every column that reads it. If
+        a column cannot read it, the slot is free again.
+        """
         known = request.prefill_tokens or request.prompt
         slot = self.columns.take()
-        self.columns.fill(slot, request)
+        try:
+            self.columns.fill(slot, request)
+        except BaseException:
+            self.columns.free(slot)
+            raise
         self.columns["tokens"][slot, : len(known)] = known
         self.columns["num_tokens"][slot] = len(known)
         self.columns["num_computed"][slot] = request.num_computed
