@@ -303,6 +303,17 @@ def test_a_reader_that_goes_away_ends_it_quietly(shell, with_command):
     assert err == ""
 
 
+@pytest.mark.parametrize("arguments", [("plugins",), ("doctor", "--json"), ("--version",)])
+def test_a_full_disk_is_one_sentence(shell, arguments):
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        done = subprocess.run(
+            shell.command(*arguments), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+            check=False, env=shell.environment(),
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "Error: cannot write the output: No space left on device\n"
+
+
 def test_version(shell):
     assert shell("--version").stdout == f"hardpoint {hardpoint.__version__} (contract API 2.0)\n"
 

@@ -6,29 +6,43 @@ interrupt is quiet from the first moment.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C: 128 and the number of the signal."""
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What standard output answers that cannot take more: a full disk, most often."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit; the console script ``hardpoint`` calls it.
 
     An error that Hardpoint raises on purpose becomes one paragraph on standard error and its own
-    exit code; a reader that went away (``| head``) ends the command quietly.
+    exit code, and so does a full disk; a reader that went away (``| head``) ends the command
+    quietly.
     """
     try:
         code = _run(None if arguments is None else list(arguments))
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:
-        # Python flushes standard output at exit and would complain of the same pipe again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
+        code = 1
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename is not None:
+            raise
+        _drop_output()
+        sys.stderr.write(f"Error: cannot write the output: {error.strerror}\n")
         code = 1
     sys.exit(code)
+
+
+def _drop_output() -> None:
+    """Python flushes standard output at exit and would complain of the same thing again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str] | None) -> int:

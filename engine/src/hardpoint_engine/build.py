@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
-from attrs import evolve
+from attrs import evolve, frozen
 from hardpoint.capabilities import Capability, Support
 from hardpoint.checkpoints import read_description
 from hardpoint.config import Config
@@ -18,8 +19,9 @@ from hardpoint.config.resolution import check, configure, fill_defaults, structu
 from hardpoint.errors import ConfigError, UnsupportedError
 from hardpoint.executor import Executor
 from hardpoint.platform import Platform
+from hardpoint.records import Verdict
 from hardpoint.registry import Registry
-from hardpoint.selection import select_executor, select_platform
+from hardpoint.selection import explain_selection, select_executor, select_platform
 
 from hardpoint_engine.core import EngineCore
 from hardpoint_engine.scheduling.kv_planning import KVPlan, fit_model_len, plan_kv_cache
@@ -31,20 +33,50 @@ ENGINE_DEFAULT = "default of the engine: the least of the model's context and th
 """The origin of a ``max_model_len`` that nobody set."""
 
 
-def start_engine(config: Config, *, registry: Registry | None = None) -> EngineCore:
+@frozen(kw_only=True)
+class Choice:
+    """What was chosen to run, before anything is started. ``config`` has the model's description
+    and the defaults; ``verdicts`` are of every platform where the configuration names none, else
+    empty.
+    """
+
+    config: Config
+    platform: Platform
+    executor_class: type[Executor]
+    verdicts: tuple[tuple[str, Verdict], ...]
+
+
+def start_engine(
+    config: Config,
+    *,
+    registry: Registry | None = None,
+    chosen: Callable[[Choice], None] | None = None,
+) -> EngineCore:
     """Choose platform and executor, start the workers, load the model, size the KV cache.
 
-    ``registry`` is discovered unless given. Raises what kept it from starting, typed: ConfigError
-    with every problem at once, CheckpointError, MemoryBudgetError, PluginError, RemoteError.
+    ``registry`` is discovered unless given. ``chosen`` is called once, before the complete
+    configuration is checked and anything is started; what it raises ends the start. Raises what
+    kept it from starting, typed: ConfigError with every problem at once, CheckpointError,
+    MemoryBudgetError, PluginError, RemoteError.
     """
     started = time.monotonic()
     registry = registry or Registry.discover(config)
     platform = select_platform(registry, config)
+    verdicts = () if config.platform is not None else explain_selection(registry, config)
     config = _described(config)
     config = configure(config, registry, platform)
     config = fill_defaults(config, platform)
     executor_class = select_executor(registry, config, platform)
     config = structure_plugins(config, registry)
+    if chosen is not None:
+        chosen(
+            Choice(
+                config=config,
+                platform=platform,
+                executor_class=executor_class,
+                verdicts=verdicts,
+            )
+        )
     check(config, registry, platform, executor_class)
     refuse_unbuilt(config)
     admission = make_admission(config, registry, platform)

@@ -19,7 +19,7 @@ from hardpoint.config.loading import load_config
 from hardpoint.errors import HardpointError, InvalidRequestError
 from hardpoint.sampling_params import SamplingParams
 
-from hardpoint_engine.build import start_engine
+from hardpoint_engine.build import Choice, start_engine
 from hardpoint_engine.completion import Generation
 from hardpoint_engine.default_model import DISTRIBUTION, find_default_model
 from hardpoint_engine.outputs import RequestOutput
@@ -72,19 +72,27 @@ class LLM:
         self._start(load_config(overrides={"model": model, **keys}), chat=False)
 
     @classmethod
-    def from_config(cls, config: Config, *, chat: bool = False) -> Self:
+    def from_config(
+        cls,
+        config: Config,
+        *,
+        chat: bool = False,
+        chosen: Callable[[Choice], None] | None = None,
+    ) -> Self:
         """Start with a configuration that is loaded already. ``chat`` prepares for conversations
-        while the weights load.
+        while the weights load; ``chosen`` is told what will run before they do.
         """
         llm = cls.__new__(cls)
-        llm._start(config, chat=chat)  # noqa: SLF001 - the rest of its own construction
+        llm._start(config, chat=chat, chosen=chosen)  # noqa: SLF001 - its own construction
         return llm
 
-    def _start(self, config: Config, *, chat: bool) -> None:
+    def _start(
+        self, config: Config, *, chat: bool, chosen: Callable[[Choice], None] | None = None
+    ) -> None:
         config = with_model(config)
         texts = in_background(tokenizer_source(config), chat=chat)
         try:
-            self.core: EngineCore = start_engine(config)
+            self.core: EngineCore = start_engine(config, chosen=chosen)
         except BaseException:
             texts.add_done_callback(_close)
             raise

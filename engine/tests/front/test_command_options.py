@@ -9,14 +9,13 @@ import click
 import pytest
 from attrs import fields
 from click.testing import CliRunner
+from hardpoint.cli_options import configuration_options, given_flags
 from hardpoint.config.keys import KEYS
 from hardpoint.config.loading import load_config
 from hardpoint.errors import ConfigError, InvalidRequestError
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_engine.cli.command_options import (
     SAMPLING_HELP,
-    configuration_options,
-    given_flags,
     sampling_of,
     sampling_options,
 )

@@ -62,6 +62,104 @@ def test_json_is_one_document():
         assert result["metrics"]["time_to_first_token"] > 0
 
 
+def test_scores_are_in_the_document_when_asked_for():
+    arguments = ("--raw", "--json", "--max-tokens", "3", "one")
+    scores = ("--logprobs", "2", "--prompt-logprobs", "1")
+    code, out, _ = generate(*DUMMY, *arguments, *scores)
+    assert code == 0
+    (result,) = json.loads(out)["results"]
+    assert [entry["token_id"] for entry in result["logprobs"]] == result["token_ids"]
+    for entry in result["logprobs"]:
+        assert set(entry) == {"token_id", "token", "logprob", "rank", "top"}
+        assert [other["rank"] for other in entry["top"]] == [1, 2]
+        assert set(entry["top"][0]) == {"token_id", "token", "logprob", "rank"}
+    first, *others = result["prompt_logprobs"]
+    assert first is None
+    assert [entry["token_id"] for entry in others] == list(b"ne")
+    code, out, _ = generate(*DUMMY, *arguments, "--logprobs", "0")
+    (result,) = json.loads(out)["results"]
+    assert [entry["top"] for entry in result["logprobs"]] == [[], [], []]
+    assert "prompt_logprobs" not in result
+
+
+@pytest.mark.parametrize("flag", ["--logprobs", "--prompt-logprobs"])
+def test_scores_without_a_document_are_refused(flag, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["generate", *DUMMY, "--raw", flag, "2", "one"])
+    out, errors = capsys.readouterr()
+    assert (end.value.code, out) == (2, "")
+    assert f"{flag} is shown with --json only" in errors
+
+
+def test_several_answers_to_a_prompt_are_numbered():
+    code, out, _ = generate(*DUMMY, "--raw", "--json", "--max-tokens", "3", "--n", "2", "a", "b")
+    assert code == 0
+    found = [(result["prompt"], result["index"]) for result in json.loads(out)["results"]]
+    assert found == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+
+
+def test_each_of_several_answers_has_its_prompt_above_it():
+    long = "two\nlines " + "x" * 100
+    code, _, errors = generate(*DUMMY, "--raw", "--max-tokens", "2", "one", long)
+    assert code == 0
+    shown = [line for line in errors.splitlines() if line.startswith("==")]
+    assert shown[0] == "== one"
+    assert shown[1].startswith("== two lines xxx")
+    assert shown[1].endswith("xxx...")
+    assert len(shown[1]) < 80
+    for arguments in (("one",), ("one", "two", "--json")):
+        _, _, errors = generate(*DUMMY, "--raw", "--max-tokens", "2", *arguments)
+        assert "==" not in errors
+
+
+def test_the_choice_is_told_before_anything_is_loaded():
+    code, _, errors = generate(*DUMMY, "--raw", "--set", "plugins.dummy.fail_at=load", "one")
+    assert code == 1
+    assert errors.splitlines()[0] == "hardpoint: dummy on platform dummy, executor uni"
+    assert "hardpoint: platform" not in errors  # nobody else was a candidate
+
+
+def test_every_candidate_of_an_automatic_choice_is_told():
+    _, _, errors = generate("--raw", "--set", "max_model_len=0", "one")
+    assert "hardpoint: platform" not in errors
+    chosen = ("--load-format", "dummy", "--set", "plugins.cpu.threads=9999")  # refused later
+    code, _, errors = generate("--raw", *chosen, "one")
+    assert code == 2
+    told = [line for line in errors.splitlines() if line.startswith("hardpoint: platform ")]
+    assert any(line.startswith("hardpoint: platform cpu is available: ") for line in told)
+    assert any(line.startswith("hardpoint: platform dummy is for use by name: ") for line in told)
+    assert errors.splitlines()[len(told)] == "hardpoint: dummy on platform cpu, executor uni"
+
+
+def test_what_the_platform_refuses_is_refused_before_anything_is_loaded():
+    """A worker that starts would end it otherwise, with another code."""
+    script = (
+        "from hardpoint_uniproc.executor import UniProcExecutor\n"
+        "UniProcExecutor.start_workers = lambda self: exit(9)\n"
+        "from hardpoint.cli import main\n"
+        "main(['generate', '--platform', 'cpu', '--load-format', 'dummy', '--raw', 'one',"
+        " '--bad-words', 'x'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "bad_words" in done.stderr
+    assert "request 0" not in done.stderr
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_full_disk_is_told_in_one_paragraph(more):
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [HARDPOINT, "generate", *DUMMY, "--raw", *more, "one"],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "Error: cannot write the output: No space left on device"
+    assert "Traceback" not in done.stderr
+
+
 def test_each_token_is_flushed_into_a_pipe():
     slow = ("--set", "plugins.dummy.step_seconds=0.3", "--max-tokens", "200")
     process = begin(*DUMMY, "--raw", *slow, "one")

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
+    from hardpoint.sampling_params import SamplingParams
+
     from hardpoint_engine.llm import LLM
-    from hardpoint_engine.outputs import RequestOutput
+    from hardpoint_engine.outputs import (
+        CompletionOutput,
+        Logprob,
+        RequestOutput,
+        TokenLogprobs,
+    )
     from hardpoint_engine.request import RequestMetrics
     from hardpoint_engine.result_stream import ResultStream
 
@@ -57,12 +64,15 @@ class AnswerStream:
             self.write("\n")
 
 
-def show_answers(streams: Sequence[ResultStream], out: AnswerStream) -> list[RequestOutput]:
+def show_answers(
+    streams: Sequence[ResultStream], out: AnswerStream, before: Callable[[int], None]
+) -> list[RequestOutput]:
     """Write all answers in order, the current one as it grows, each ending its line; return the
-    results.
+    results. ``before`` is called with each prompt's index ahead of its answers.
     """
     results = []
-    for stream in streams:
+    for index, stream in enumerate(streams):
+        before(index)
         current, shown, last = 0, 0, None
         for result in stream:
             last = result
@@ -92,24 +102,70 @@ def last_results(streams: Sequence[ResultStream]) -> list[RequestOutput]:
 
 
 def document(
-    llm: LLM, executor: str, prompts: Sequence[str], results: Sequence[RequestOutput]
+    llm: LLM,
+    executor: str,
+    prompts: Sequence[str],
+    results: Sequence[RequestOutput],
+    sampling: SamplingParams,
 ) -> dict[str, Any]:
     """Return what ``--json`` prints: one entry for each answer, with the prompt as it was given."""
     return {
         "results": [
-            {
-                "prompt": prompt,
-                "text": answer.text,
-                "token_ids": answer.token_ids,
-                "finish_reason": answer.finish_reason,
-                "metrics": metrics_table(result.metrics),
-            }
+            _entry(prompt, result, answer, sampling)
             for prompt, result in zip(prompts, results, strict=True)
             for answer in result.outputs
         ],
         "platform": llm.platform.name,
         "executor": executor,
         "model": str(llm.description.path),
+    }
+
+
+def _entry(
+    prompt: str, result: RequestOutput, answer: CompletionOutput, sampling: SamplingParams
+) -> dict[str, Any]:
+    entry: dict[str, Any] = {"prompt": prompt}
+    if sampling.n > 1:
+        entry["index"] = answer.index
+    entry |= {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "metrics": metrics_table(result.metrics),
+    }
+    if answer.logprobs is not None:
+        entry["logprobs"] = scores_table(answer.token_ids, answer.logprobs, sampling.logprobs)
+    if result.prompt_logprobs is not None:
+        entry["prompt_logprobs"] = scores_table(
+            result.prompt_token_ids, result.prompt_logprobs, sampling.prompt_logprobs
+        )
+    return entry
+
+
+def scores_table(
+    token_ids: Sequence[int], scores: Sequence[TokenLogprobs | None], count: int | None
+) -> list[dict[str, Any] | None]:
+    """Return each token's score, and in ``top`` those of the ``count`` best at its place, best
+    first (all that were computed if ``count`` is negative); None where there is none.
+    """
+    table: list[dict[str, Any] | None] = []
+    for token_id, position in zip(token_ids, scores, strict=False):
+        if position is None or token_id not in position:
+            table.append(None)
+            continue
+        best = sorted(position.items(), key=lambda item: item[1].rank)
+        most = len(best) if count is None or count < 0 else count
+        top = [_score(other, score) for other, score in best if score.rank <= most]
+        table.append({**_score(token_id, position[token_id]), "top": top[:most]})
+    return table
+
+
+def _score(token_id: int, score: Logprob) -> dict[str, Any]:
+    return {
+        "token_id": token_id,
+        "token": score.decoded_token,
+        "logprob": score.logprob,
+        "rank": score.rank,
     }
 
 

@@ -1,5 +1,5 @@
-"""The options of ``hardpoint generate``: every configuration key and every sampling parameter, by
-its own name. Light: a command's help must not load the engine.
+"""The flags of ``hardpoint generate`` for sampling parameters, each by its own name. Those of the
+configuration are in :mod:`hardpoint.cli_options`. Light: a command's help must not load the engine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 from attrs import Attribute, fields
-from hardpoint.config.keys import KEYS, Key
 from hardpoint.errors import InvalidRequestError
 from hardpoint.sampling_params import SamplingParams
 
@@ -42,33 +41,6 @@ DEFAULTS: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": 512}
 """Where a person at a terminal wants something else than SamplingParams gives by itself."""
 
 
-def configuration_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate ``command`` with a flag for every configuration key, plus --config and --set."""
-    for key in reversed(KEYS):
-        if key.flag is not None:
-            command = _configuration_option(key)(command)
-    command = click.option(
-        "--set", "sets", multiple=True, metavar="KEY=VALUE", help="set any key; may be given again"
-    )(command)
-    return click.option("--config", "config_file", metavar="FILE", help="TOML file with keys")(
-        command
-    )
-
-
-def _configuration_option(key: Key) -> Callable[..., Any]:
-    name = parameter_name(key)
-    flag = str(key.flag)
-    if key.type is bool:
-        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=key.help)
-    metavar = "|".join(key.choices) or {int: "N", float: "X", tuple: "A,B"}.get(key.type, "TEXT")
-    return click.option(flag, name, metavar=metavar, help=key.help)
-
-
-def parameter_name(key: Key) -> str:
-    """Return the name by which click hands over the flag of ``key``."""
-    return "key_" + key.path.replace(".", "_")
-
-
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate ``command`` with a flag for every sampling parameter in ``SAMPLING_HELP``."""
     by_name = {attribute.name: attribute for attribute in fields(SamplingParams)}
@@ -97,12 +69,6 @@ def _sampling_option(attribute: Attribute[Any]) -> Callable[..., Any]:
 
 def _drawing_flags() -> str:
     return ", ".join("--" + name.replace("_", "-") for name in DRAWING)
-
-
-def given_flags(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration flags that were given: key path -> value."""
-    found = {key.path: options.get(parameter_name(key)) for key in KEYS}
-    return {path: value for path, value in found.items() if value is not None}
 
 
 def sampling_of(options: Mapping[str, Any], *, seeded: bool) -> SamplingParams:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from hardpoint.cli_options import configuration_options
 
-from hardpoint_engine.cli.command_options import configuration_options, sampling_options
+from hardpoint_engine.cli.command_options import sampling_options
 from hardpoint_engine.cli.interruption import interruptible
 
 
 @click.command(
-    short_help="answer a question, or continue a text",
+    short_help="Answer prompts with a model.",
     context_settings={"max_content_width": 100},
 )
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")

@@ -5,23 +5,30 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from hardpoint.cli_options import given_flags
+from hardpoint.cli_text import one_line
 from hardpoint.config import Config
 from hardpoint.config.loading import load_config
 from hardpoint.errors import HardpointError, InvalidRequestError, RemoteError
+from hardpoint.platform import Platform, RequestView
 from hardpoint.sampling_params import SamplingParams
 from hardpoint.selection import default_executor
 
+from hardpoint_engine.build import Choice
 from hardpoint_engine.cli import answer_stream
 from hardpoint_engine.cli.answer_stream import AnswerStream, ClosedOutputError
-from hardpoint_engine.cli.command_options import given_flags, sampling_of
+from hardpoint_engine.cli.command_options import sampling_of
 from hardpoint_engine.llm import LLM
 from hardpoint_engine.outputs import RequestOutput
-from hardpoint_engine.prompts import numbered
+from hardpoint_engine.prompts import numbered, split
 from hardpoint_engine.result_stream import ResultStream
 
 STANDARD_INPUT = "-"
+SHOWN_PROMPT = 72
+"""Characters of a prompt that are shown above its answer."""
 
 
 def run(prompts: Sequence[str], options: Mapping[str, Any], *, raw: bool, as_json: bool) -> int:
@@ -36,6 +43,8 @@ def run(prompts: Sequence[str], options: Mapping[str, Any], *, raw: bool, as_jso
         flags=given_flags(options), file=options["config_file"], sets=options["sets"]
     )
     sampling = sampling_of(options, seeded=config.model.seed is not None)
+    if not as_json:
+        refuse_scores(sampling)
     logging.basicConfig(
         stream=sys.stderr,
         level=config.observability.log_level.upper(),
@@ -61,19 +70,19 @@ def _generate(
     raw: bool,
     as_json: bool,
 ) -> None:
-    with LLM.from_config(config, chat=not raw) as llm:
-        executor = executor_name(llm)
-        _tell(f"{llm.description.path.name} on platform {llm.platform.name}, executor {executor}")
+    chosen = partial(_tell_choice, sampling=sampling)
+    with LLM.from_config(config, chat=not raw, chosen=chosen) as llm:
         streams = [
             _queue(llm, text, sampling, index, len(texts), raw=raw)
             for index, text in enumerate(texts)
         ]
         if as_json:
             results = answer_stream.last_results(streams)
-            content = answer_stream.document(llm, executor, texts, results)
+            executor = executor_name(llm.config, llm.platform)
+            content = answer_stream.document(llm, executor, texts, results, sampling)
             answer_stream.write_document(content, out)
         else:
-            results = answer_stream.show_answers(streams, out)
+            results = answer_stream.show_answers(streams, out, before=partial(_tell_prompt, texts))
         _tell_of_cuts(results)
 
 
@@ -130,12 +139,49 @@ def local_error(error: RemoteError) -> HardpointError:
     return HardpointError(f"worker rank {error.rank} failed: {last} (--log-level info shows where)")
 
 
-def executor_name(llm: LLM) -> str:
+def refuse_scores(sampling: SamplingParams) -> None:
+    """Raise InvalidRequestError for scores that only a document could show."""
+    for name in ("logprobs", "prompt_logprobs"):
+        if (value := getattr(sampling, name)) is not None:
+            flag = "--" + name.replace("_", "-")
+            raise InvalidRequestError(
+                f"{flag} is shown with --json only: add --json, or leave {flag} out",
+                field=name,
+                value=value,
+            )
+
+
+def executor_name(config: Config, platform: Platform) -> str:
     """Return the executor's name, or the reference by which it was configured instead."""
-    chosen = llm.config.executor
+    chosen = config.executor
     if chosen is None:
-        return default_executor(llm.executor.placement)
+        return default_executor(platform.placement(config))
     return chosen if isinstance(chosen, str) else f"{chosen.__module__}:{chosen.__qualname__}"
+
+
+def _tell_choice(choice: Choice, sampling: SamplingParams) -> None:
+    """Say what was chosen, and of whom; refuse what the platform would refuse of every prompt."""
+    for name, verdict in choice.verdicts:
+        answer = "unavailable"
+        if verdict.available:
+            answer = "for use by name" if verdict.priority < 0 else "available"
+        _tell(f"platform {name} is {answer}: {one_line(verdict.reason)}")
+    config, platform = choice.config, choice.platform
+    model = "" if config.description is None else config.description.path.name
+    executor = executor_name(config, platform)
+    _tell(f"{model} on platform {platform.name}, executor {executor}")
+    view = RequestView(req_id="", num_prompt_tokens=1, sampling=split(sampling)[0])
+    if (problem := platform.check_request(view)) is not None:
+        raise InvalidRequestError(str(problem), field=problem.key, value=problem.value)
+
+
+def _tell_prompt(texts: Sequence[str], index: int) -> None:
+    """Say whose answer comes next, where there are several prompts."""
+    if len(texts) > 1:
+        shown = one_line(texts[index])
+        if len(shown) > SHOWN_PROMPT:
+            shown = f"{shown[: SHOWN_PROMPT - 3]}..."
+        print(f"== {shown}", file=sys.stderr, flush=True)  # noqa: T201 - a command's own words
 
 
 def _tell(text: str) -> None:
