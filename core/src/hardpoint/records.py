@@ -146,17 +146,19 @@ class Problem:
     origin: str = ""
 
     def __str__(self) -> str:
-        shown = _short_form().repr(self.value)
         source = f" ({self.origin})" if self.origin else ""
         end = f" {self.way_out}" if self.way_out else ""
-        return f"{self.key} = {shown}{source}: {self.message}{end}"
+        return f"{self.key} = {shown(self.value)}{source}: {self.message}{end}"
 
 
-def _short_form() -> reprlib.Repr:
-    """A repr that no hostile value makes long or deep."""
+def shown(value: object) -> str:
+    """Return ``value`` as messages show it; no hostile value makes that long, deep or an error."""
     form = reprlib.Repr()
     form.maxstring = form.maxother = form.maxlong = 160
-    return form
+    try:
+        return form.repr(value)
+    except Exception:  # noqa: BLE001 - a number of too many digits, for one
+        return f"<{type(value).__name__}>"
 
 
 @frozen(kw_only=True)

@@ -7,12 +7,14 @@ against the vocabulary by :meth:`SamplingParams.check_vocabulary`, when the mode
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, SupportsFloat, SupportsIndex, cast
 
 from attrs import Attribute, evolve, field, fields, frozen
 
 from hardpoint.errors import InvalidRequestError
+from hardpoint.records import shown
 
 GREEDY_BELOW = 1e-5
 """A temperature below this means greedy."""
@@ -20,13 +22,69 @@ MIN_TEMPERATURE = 1e-2
 """Positive temperatures below this are raised to it: dividing by less overflows to no effect but
 NaN.
 """
+_LARGEST = 2**63 - 1
+_LARGEST_SEED = 2**64 - 1
+_ID = "must hold whole numbers of at least 0"
+
+# Converters make plain values of what looks like one (numpy's scalars, any iterable), and leave all
+# else as it is; validators refuse what is not exactly plain. So nothing but InvalidRequestError
+# comes out, and nothing but plain data goes on.
+
+
+def _plain(read: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return read(value)
+    except Exception:  # noqa: BLE001 - whatever it raised, it is refused by name
+        return value
+
+
+def _float(value: SupportsFloat | SupportsIndex) -> float:
+    kind, kept = type(value), cast("float", value)
+    like = hasattr(kind, "__float__") or hasattr(kind, "__index__")
+    return cast("float", _plain(float, value)) if like and kind is not bool else kept
+
+
+def _int(value: SupportsIndex) -> int:
+    return cast("int", value if type(value) is bool else _plain(operator.index, value))
+
+
+def _int_or_none(value: SupportsIndex | None) -> int | None:
+    return None if value is None else _int(value)
+
+
+def _items(value: Any) -> Any:
+    return value if isinstance(value, str | bytes | Mapping) else _plain(tuple, value)
+
+
+def _ids(value: Iterable[SupportsIndex] | None) -> tuple[int, ...] | None:
+    items = _items(value)
+    return tuple(map(_int, items)) if type(items) is tuple else items
+
+
+def _some_ids(value: Iterable[SupportsIndex] | None) -> tuple[int, ...]:
+    return cast("tuple[int, ...]", () if value is None else _ids(value))
+
+
+def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    one = () if value is None else (value,) if isinstance(value, str) else _items(value)
+    return cast("tuple[str, ...]", one)
+
+
+def _bias(value: Mapping[Any, SupportsFloat] | None) -> Mapping[int, float] | None:
+    def read(pairs: Mapping[Any, Any]) -> dict[int, float]:
+        return {_int(token): _float(pairs[token]) for token in pairs}
+
+    return cast("Mapping[int, float]", _plain(read, value) if isinstance(value, Mapping) else value)
+
+
+def _refuse(name: str, value: object, must: str) -> NoReturn:
+    raise InvalidRequestError(f"{name} {must}, not {shown(value)}", field=name, value=value)
 
 
 def _number(low: float, high: float, *, low_open: bool = False) -> Any:
     def check(owner: object, attribute: Attribute[float], value: object) -> None:
         good = (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
+            type(value) is float
             and math.isfinite(value)
             and (low < value if low_open else low <= value)
             and value <= high
@@ -39,39 +97,57 @@ def _number(low: float, high: float, *, low_open: bool = False) -> Any:
     return check
 
 
-def _whole(low: int, *, optional: bool = False) -> Any:
+def _whole(low: int, high: int = _LARGEST, *, optional: bool = False) -> Any:
     def check(owner: object, attribute: Attribute[Any], value: object) -> None:
         if value is None and optional:
             return
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            _refuse(
-                attribute.name,
-                value,
-                f"must be a whole number of at least {low}" + (" or None" * optional),
-            )
+        if type(value) is not int or value < low:
+            must = f"must be a whole number of at least {low}" + (" or None" * optional)
+            _refuse(attribute.name, value, must)
+        if value > high:
+            _refuse(attribute.name, value, f"must be a whole number of at most {high}")
 
     return check
 
 
 def _flag(owner: object, attribute: Attribute[bool], value: object) -> None:
-    if not isinstance(value, bool):
+    if type(value) is not bool:
         _refuse(attribute.name, value, "must be true or false")
 
 
-def _refuse(name: str, value: object, must: str) -> None:
-    raise InvalidRequestError(f"{name} {must}, not {value!r}", field=name, value=value)
+def _token_ids(owner: object, attribute: Attribute[Any], value: object) -> None:
+    if value is None and attribute.default is None:
+        return
+    if type(value) is not tuple:
+        _refuse(attribute.name, value, "must be a list of token ids")
+    for token in value:
+        if type(token) is not int or token < 0:
+            _refuse(attribute.name, token, _ID)
 
 
-def _ids(value: Iterable[int] | None) -> tuple[int, ...] | None:
-    return None if value is None else tuple(value)
+def _texts(owner: object, attribute: Attribute[Any], value: object) -> None:
+    if type(value) is not tuple or not all(isinstance(text, str) and text for text in value):
+        _refuse(attribute.name, value, "must be non-empty strings")
 
 
-def _some_ids(value: Iterable[int] | None) -> tuple[int, ...]:
-    return _ids(value) or ()
+def _biases(owner: object, attribute: Attribute[Any], value: object) -> None:
+    if value is None:
+        return
+    if type(value) is not dict:
+        _refuse(attribute.name, value, "must map token ids to numbers")
+    for token, number in value.items():
+        if type(token) is not int or token < 0:
+            _refuse(attribute.name, token, _ID)
+        if type(number) is not float or math.isnan(number):
+            _refuse(attribute.name, number, f"must add a number to token {token}")
 
 
-def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
-    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+def _named(owner: object, attribute: Attribute[Any], value: object) -> None:
+    if value is None:
+        return
+    names = _plain(list, value) if isinstance(value, Mapping) else value
+    if type(names) is not list or not all(isinstance(name, str) for name in names):
+        _refuse(attribute.name, value, "must be a mapping with names as keys")
 
 
 @frozen(kw_only=True)
@@ -82,34 +158,49 @@ class SamplingParams:
     ``max_tokens`` None means up to the context. ``logprobs`` k: the sampled token's and the k best;
     -1 means the whole vocabulary. ``stop`` strings need ``detokenize``. ``logit_bias`` maps id to
     an addition, clamped to +-100. ``allowed_token_ids`` are the only ids that can be drawn.
-    ``extra_args`` reach custom logits processors untouched.
+    ``extra_args`` reach custom logits processors untouched. Numbers may be anything with
+    ``__index__`` or ``__float__`` (numpy's scalars); they are kept as plain ones.
     """
 
-    temperature: float = field(default=1.0, validator=_number(0, 2))
-    top_p: float = field(default=1.0, validator=_number(0, 1, low_open=True))
-    top_k: int = field(default=0, validator=_whole(-1))
-    min_p: float = field(default=0.0, validator=_number(0, 1))
-    presence_penalty: float = field(default=0.0, validator=_number(-2, 2))
-    frequency_penalty: float = field(default=0.0, validator=_number(-2, 2))
-    repetition_penalty: float = field(default=1.0, validator=_number(0, math.inf, low_open=True))
-    seed: int | None = field(default=None, validator=_whole(0, optional=True))
-    max_tokens: int | None = field(default=16, validator=_whole(1, optional=True))
-    min_tokens: int = field(default=0, validator=_whole(0))
-    stop: tuple[str, ...] = field(default=(), converter=_strings)
-    stop_token_ids: tuple[int, ...] = field(default=(), converter=_some_ids)
+    temperature: float = field(default=1.0, converter=_float, validator=_number(0, 2))
+    top_p: float = field(default=1.0, converter=_float, validator=_number(0, 1, low_open=True))
+    top_k: int = field(default=0, converter=_int, validator=_whole(-1))
+    min_p: float = field(default=0.0, converter=_float, validator=_number(0, 1))
+    presence_penalty: float = field(default=0.0, converter=_float, validator=_number(-2, 2))
+    frequency_penalty: float = field(default=0.0, converter=_float, validator=_number(-2, 2))
+    repetition_penalty: float = field(
+        default=1.0, converter=_float, validator=_number(0, math.inf, low_open=True)
+    )
+    seed: int | None = field(
+        default=None, converter=_int_or_none, validator=_whole(0, _LARGEST_SEED, optional=True)
+    )
+    max_tokens: int | None = field(
+        default=16, converter=_int_or_none, validator=_whole(1, optional=True)
+    )
+    min_tokens: int = field(default=0, converter=_int, validator=_whole(0))
+    stop: tuple[str, ...] = field(default=(), converter=_strings, validator=_texts)
+    stop_token_ids: tuple[int, ...] = field(default=(), converter=_some_ids, validator=_token_ids)
     ignore_eos: bool = field(default=False, validator=_flag)
     include_stop: bool = field(default=False, validator=_flag)
     detokenize: bool = field(default=True, validator=_flag)
     skip_special_tokens: bool = field(default=True, validator=_flag)
-    n: int = field(default=1, validator=_whole(1))
-    logprobs: int | None = field(default=None, validator=_whole(-1, optional=True))
-    prompt_logprobs: int | None = field(default=None, validator=_whole(-1, optional=True))
-    logprob_token_ids: tuple[int, ...] | None = field(default=None, converter=_ids)
-    bad_words: tuple[str, ...] = field(default=(), converter=_strings)
-    logit_bias: Mapping[int, float] | None = None
-    allowed_token_ids: tuple[int, ...] | None = field(default=None, converter=_ids)
-    structured_outputs: Mapping[str, object] | None = None
-    extra_args: Mapping[str, object] | None = None
+    n: int = field(default=1, converter=_int, validator=_whole(1))
+    logprobs: int | None = field(
+        default=None, converter=_int_or_none, validator=_whole(-1, optional=True)
+    )
+    prompt_logprobs: int | None = field(
+        default=None, converter=_int_or_none, validator=_whole(-1, optional=True)
+    )
+    logprob_token_ids: tuple[int, ...] | None = field(
+        default=None, converter=_ids, validator=_token_ids
+    )
+    bad_words: tuple[str, ...] = field(default=(), converter=_strings, validator=_texts)
+    logit_bias: Mapping[int, float] | None = field(default=None, converter=_bias, validator=_biases)
+    allowed_token_ids: tuple[int, ...] | None = field(
+        default=None, converter=_ids, validator=_token_ids
+    )
+    structured_outputs: Mapping[str, object] | None = field(default=None, validator=_named)
+    extra_args: Mapping[str, object] | None = field(default=None, validator=_named)
 
     def __attrs_post_init__(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -122,14 +213,8 @@ class SamplingParams:
             )
         if self.stop and not self.detokenize:
             _refuse("stop", self.stop, "needs detokenize: stop strings are looked for in the text")
-        if any(not isinstance(text, str) or not text for text in self.stop):
-            _refuse("stop", self.stop, "must be non-empty strings")
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+        if self.allowed_token_ids == ():
             _refuse("allowed_token_ids", self.allowed_token_ids, "must not be empty")
-        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
-            for value in getattr(self, name) or ():
-                if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                    _refuse(name, value, "must hold whole numbers of at least 0")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> SamplingParams:
@@ -137,14 +222,17 @@ class SamplingParams:
         names.
         """
         known = [attribute.name for attribute in fields(cls)]
+        if not isinstance(values, Mapping):
+            _refuse("sampling", values, "must be a mapping of sampling parameters")
         for name, value in values.items():
             if name not in known:
                 from difflib import get_close_matches
 
-                near = ", ".join(get_close_matches(name, known, 3)) or ", ".join(known)
+                near = ", ".join(get_close_matches(str(name), known, 3)) or ", ".join(known)
                 raise InvalidRequestError(
-                    f"unknown sampling parameter {name!r} = {value!r}; did you mean: {near}?",
-                    field=name,
+                    f"unknown sampling parameter {shown(name)} = {shown(value)}; "
+                    f"did you mean: {near}?",
+                    field=str(name),
                     value=value,
                 )
         return cls(**values)  # type: ignore[arg-type]

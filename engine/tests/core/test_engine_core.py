@@ -80,9 +80,9 @@ MALFORMED = [
     ({"stop_token_ids": (256,)}, "stop_token_ids", "256"),
     ({"logprobs": 257}, "logprobs", "257"),
     ({"logit_bias": [1]}, "logit_bias", "must map"),
-    ({"logit_bias": {"1": 1.0}}, "logit_bias", "'1', not a token id"),
-    ({"logit_bias": {1: "x"}}, "logit_bias", "'x' to token 1"),
-    ({"logit_bias": {1: float("nan")}}, "logit_bias", "nan to token 1"),
+    ({"logit_bias": {"1": 1.0}}, "logit_bias", "whole numbers .* not '1'"),
+    ({"logit_bias": {1: "x"}}, "logit_bias", "number to token 1, not 'x'"),
+    ({"logit_bias": {1: float("nan")}}, "logit_bias", "number to token 1, not nan"),
     ({"logit_bias": {256: 1.0}}, "logit_bias", "256"),
     ({"bad_words": ("x",)}, "bad_words", "bad_words"),
     ({"n": 2, "temperature": 1}, "n", "one sequence"),
@@ -107,6 +107,17 @@ def test_a_malformed_request_fails_alone(engine, wrong, field, message):
     one.run()
     assert one.tokens["good"] == expected
     assert one.core.metrics.requests == 2
+
+
+def test_a_temperature_that_is_raised_is_said_once(engine, caplog):
+    one = engine()
+    one.ask((1,), temperature=0.003)
+    (said,) = [each for each in caplog.records if "temperature" in each.message]
+    assert said.levelname == "WARNING"
+    assert "0.003 is raised to 0.01" in said.message
+    for fine in (0, 1e-6, 0.01, 1):
+        one.ask((1,), temperature=fine)
+    assert len([each for each in caplog.records if "temperature" in each.message]) == 1
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ Nothing is queued, and no worker hears of it, until everything here has passed.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import logging
 from typing import NoReturn
 
 from attrs import evolve, frozen
@@ -15,6 +14,8 @@ from hardpoint.errors import InvalidRequestError, UnsupportedError
 from hardpoint.platform import Platform, RequestView
 
 from hardpoint_engine.request import EngineRequest
+
+_logger = logging.getLogger("hardpoint.engine")
 
 
 @frozen(kw_only=True)
@@ -68,8 +69,12 @@ class Intake:
 
     def _check_sampling(self, request: EngineRequest) -> None:
         sampling = request.sampling
-        self._check_bias(sampling.logit_bias)
         sampling.check_vocabulary(self.vocab_size)
+        if sampling.effective_temperature > sampling.temperature and not sampling.greedy:
+            _logger.warning(
+                "request %s: temperature %g is raised to %g, the least that is not greedy",
+                request.req_id, sampling.temperature, sampling.effective_temperature,
+            )  # fmt: skip
         if sampling.n != 1:
             self._refuse(
                 "n", sampling.n, f"request {request.req_id} is one sequence: n must be 1 here"
@@ -78,23 +83,6 @@ class Intake:
             raise UnsupportedError(
                 Capability.GRAMMAR.value, "hardpoint-engine", reason="not yet: structured_outputs"
             )
-
-    def _check_bias(self, bias: object) -> None:
-        """Refuse a bias that is no number for an id: it would fail, or spoil, a whole step."""
-        if bias is None:
-            return
-        if not isinstance(bias, Mapping):
-            self._refuse(
-                "logit_bias", bias, f"logit_bias must map token ids to numbers, not {bias!r}"
-            )
-        for token, value in bias.items():
-            if type(token) is not int:
-                self._refuse("logit_bias", token, f"logit_bias holds {token!r}, not a token id")
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or math.isnan(value):
-                self._refuse(
-                    "logit_bias", value, f"logit_bias adds {value!r} to token {token}, not a number"
-                )
 
     def _check_adapters(self, request: EngineRequest) -> None:
         for adapter, capability in (

@@ -1,0 +1,144 @@
+"""Sampling parameters: from whatever is given, a plain record or an error naming the field."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from attrs import fields
+from hardpoint.errors import InvalidRequestError
+from hardpoint.sampling_params import SamplingParams
+
+FIELDS = [attribute.name for attribute in fields(SamplingParams)]
+
+
+class Number:
+    """Like numpy's scalars: convertible, no int and no float."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __float__(self):
+        return float(self.value)
+
+
+class Whole(Number):
+    def __index__(self):
+        return self.value
+
+
+class Hostile:
+    def __getattribute__(self, name):
+        if name == "__class__":
+            return type(self)
+        raise OSError("no attribute")
+
+    def __iter__(self):
+        raise OSError("no items")
+
+    def __index__(self):
+        raise OSError("no number")
+
+    __float__ = __len__ = __index__
+
+    def __repr__(self):
+        raise OSError("no text")
+
+
+class HostileMapping(dict):
+    def __iter__(self):
+        raise OSError("no keys")
+
+    items = keys = __iter__
+
+
+JUNK = [
+    None, True, False, 0, 1, -1, 5, 2**63 - 1, 2**63, 2**64, -(2**70), 10**5000, 0.5, -0.0, 1e300,
+    float("nan"), float("inf"), 1j, "", "x", "5", b"", b"5", bytearray(b"1"), memoryview(b"1"),
+    (), [], {}, set(), [1], [1.5], ["x"], [""], [None], [True], [[1]], [10**5000], (1, "a"),
+    {1: 1.0}, {"1": 1.0}, {1: "x"}, {1: float("nan")}, {None: 1}, {"a": object()}, {-1: 1},
+    range(3), object(), int, len, Number(1), Whole(1), Hostile(), HostileMapping(a=1), [Hostile()],
+    {1: Hostile()}, Ellipsis, NotImplemented,
+]  # fmt: skip
+
+
+def refusal(values):
+    try:
+        SamplingParams(**values)
+    except InvalidRequestError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_junk_is_a_record_or_an_error_that_names_it(name):
+    for value in JUNK:
+        error = refusal({name: value})
+        if error is not None:
+            assert error.field == name, value
+            assert str(error).startswith(name)
+            assert len(str(error)) < 1000
+
+
+def test_junk_in_several_fields_is_never_another_error():
+    draw = random.Random(5)
+    tried = [{name: draw.choice(JUNK) for name in draw.sample(FIELDS, 3)} for _ in range(3000)]
+    assert 1000 < sum(refusal(values) is not None for values in tried) < 3000
+
+
+NOT_A_LIST = [
+    (name, 5) for name in FIELDS if name.endswith("_ids") or name in ("stop", "bad_words")
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *NOT_A_LIST,
+        ("stop_token_ids", "12"),
+        ("stop", {"a": 1}),
+        ("stop", [b"a"]),
+        ("bad_words", [""]),
+        ("logit_bias", {"1": 1.0}),
+        ("logit_bias", [1]),
+        ("logit_bias", {1: float("nan")}),
+        ("logit_bias", {1: True}),
+        ("structured_outputs", "x"),
+        ("extra_args", [1]),
+        ("extra_args", {1: 2}),
+        ("top_k", 2**63),
+        ("seed", 2**64),
+        ("top_k", 1.0),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("temperature", 10**400),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(name, value):
+    with pytest.raises(InvalidRequestError, match=f"^{name} must ") as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.field == name
+
+
+def test_the_bounds_themselves_are_fine():
+    assert SamplingParams(top_k=2**63 - 1, seed=2**64 - 1).seed == 2**64 - 1
+
+
+def test_what_is_like_a_number_is_kept_as_a_plain_one():
+    made = SamplingParams(
+        temperature=Number(0.5), top_p=1, top_k=Whole(3), seed=Whole(4),
+        stop_token_ids=itertools.chain([Whole(1)], [2]), allowed_token_ids=range(2),
+        logit_bias={Whole(1): Number(2)},
+    )  # fmt: skip
+    assert (made.temperature, made.top_p, made.top_k, made.seed) == (0.5, 1.0, 3, 4)
+    assert (made.stop_token_ids, made.allowed_token_ids) == ((1, 2), (0, 1))
+    assert made.logit_bias == {1: 2.0}
+    kept = [made.temperature, made.top_p, made.top_k, made.stop_token_ids[0], *made.logit_bias]
+    assert [type(each) for each in kept] == [float, float, int, int, int]
+
+
+@pytest.mark.parametrize("values", [5, [("n", 1)], {5: 1}, {"temprature": 10**5000}])
+def test_a_mapping_of_junk_is_refused(values):
+    with pytest.raises(InvalidRequestError):
+        SamplingParams.from_mapping(values)
