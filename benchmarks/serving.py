@@ -55,7 +55,7 @@ class Hardpoint:
 class Transformers:
     def __init__(self, options: argparse.Namespace) -> None:
         import torch
-        from hardpoint_engine.default_model import find_default_model
+        from hardpoint.default_model import find_default_model
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(options.threads)

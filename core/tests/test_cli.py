@@ -104,7 +104,7 @@ def test_plugins_without_loading_imports_none(shell, site):
 def test_doctor_has_verdicts_the_choice_and_every_setting(shell, site):
     site.platform("acme", priority=50, reason="two units")
     site.platform("sick", available=False, reason="no driver")
-    settings = {"HARDPOINT_MAX_NUM_SEQS": "3"}
+    settings = {"HARDPOINT_MAX_NUM_SEQS": "3", "HARDPOINT_LOAD_FORMAT": "dummy"}
     done = shell("doctor", "--json", "--set", "plugins.dummy.num_workers=2", **settings)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -113,10 +113,12 @@ def test_doctor_has_verdicts_the_choice_and_every_setting(shell, site):
     assert platforms["acme"]["priority"] == 50
     assert (platforms["sick"]["available"], platforms["sick"]["reason"]) == (False, "no driver")
     assert {row["name"]: row["available"] for row in report["executors"]}["uni"]
-    assert report["selected"] == {"platform": "acme", "executor": "uni", "error": None}
+    selected = {"platform": "acme", "executor": "uni", "model": "dummy", "error": None}
+    assert report["selected"] == selected
     found = {row["key"]: (row["value"], row["origin"]) for row in report["settings"]}
     assert found["max_num_seqs"] == (3, "HARDPOINT_MAX_NUM_SEQS")
-    assert found["dtype"] == ("auto", "default")
+    assert found["dtype"] == ("float32", "default of platform acme")
+    assert found["model"] == ("dummy", "default model of load_format dummy")
     assert found["block_size"] == (16, "default of platform acme")
     assert found["plugins.dummy.num_workers"][0] == 2
     assert "--set" in found["plugins.dummy.num_workers"][1]
@@ -129,6 +131,66 @@ def test_doctor_as_text(shell, site):
     for words in ("two units", "only by name", "platform acme, executor uni", "max_num_seqs"):
         assert words in done.stdout
     assert done.returncode == 0
+
+
+RUN_ON_DUMMY = ("doctor", "--platform", "dummy", "--load-format", "dummy", "--json")
+CHANGING = """
+@hookimpl
+def hardpoint_configure(config):
+    assert config.description is not None
+    return [Change(key="block_size", old=None, new=32, reason="the unit works on 32")]
+
+@hookimpl
+def hardpoint_scheduling():
+    return [Offer(name="fair", reference="hp_nc.plugin:Fair")]
+"""
+
+
+def test_doctor_shows_what_extensions_change_and_why(shell, site):
+    site.plugin("extension", "nc", source=CHANGING)
+    report = json.loads(shell(*RUN_ON_DUMMY, "--model", "dummy").stdout)
+    assert report["selected"]["error"] is None
+    found = {row["key"]: (row["value"], row["origin"]) for row in report["settings"]}
+    assert found["block_size"] == (32, "plugin nc: the unit works on 32")
+    assert found["model"] == ("dummy", "flag --model")
+    report = json.loads(shell(*RUN_ON_DUMMY, "--block-size", "8").stdout)
+    assert "flag --block-size set it to 8" in report["selected"]["error"]
+    assert report["selected"]["executor"] is None
+
+
+def test_doctor_knows_the_admission_policies(shell, site):
+    site.plugin("extension", "nc", source=CHANGING)
+    report = json.loads(shell(*RUN_ON_DUMMY, "--admission", "fair").stdout)
+    assert report["selected"]["error"] is None
+    report = json.loads(shell(*RUN_ON_DUMMY, "--admission", "fare").stdout)
+    assert "admission = 'fare'" in report["selected"]["error"]
+    assert "fair" in report["selected"]["error"]
+
+
+def test_doctor_judges_the_configuration_and_the_model(shell, site, tmp_path):
+    site.platform("acme")
+    wrong = ("--platform", "acme", "--load-format", "dummy", "--max-loras", "2", "--json")
+    report = json.loads(shell("doctor", *wrong).stdout)
+    assert "max_loras" in report["selected"]["error"]
+    assert (report["selected"]["platform"], report["selected"]["executor"]) == ("acme", "uni")
+    absent = ("--platform", "acme", "--model", str(tmp_path / "none"), "--json")
+    report = json.loads(shell("doctor", *absent).stdout)
+    assert str(tmp_path / "none") in report["selected"]["error"]
+
+
+def test_doctor_leaves_open_what_an_unknown_model_decides(shell, site):
+    site.platform("acme", priority=50)
+    hide = "from hardpoint import default_model; default_model.DISTRIBUTION = 'no-such'; "
+    command = [sys.executable, "-c", hide + RUN, "doctor"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=shell.environment()
+    )
+    assert "platform acme, executor uni, a model, which has to be named (--model)" in done.stdout
+    rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line}
+    assert rows["dtype"] == ["'auto'", "default"]
+    assert rows["block_size"] == ["16", "default", "of", "platform", "acme"]
+    assert rows["plugins.disable"] == ["unset", "default"]
+    assert rows["seed"] == ["unset", "default"]
 
 
 def test_doctor_of_one_plugin(shell, site):
@@ -215,14 +277,23 @@ def with_command(site):
     site.add("hp-go", "5", entry_points={"command": {"go": "go:go"}}, modules={"go": COMMAND})
 
 
+def test_a_command_of_another_distribution_shows_its_summary(shell, site):
+    source = COMMAND.replace("def go(what):", "def go(what):\n    'Go somewhere.'")
+    site.add("hp-go", "5", entry_points={"command": {"go": "go:go"}}, modules={"go": source})
+    assert "Go somewhere." in shell("--help").stdout
+
+
 def test_commands_come_by_entry_point_and_only_the_typed_one_is_imported(shell, site, with_command):
     site.add(
         "hp-bad", entry_points={"command": {"bad": "bad:bad"}}, modules={"bad": "raise SystemExit"}
     )
     done = shell("--help")
     assert done.returncode == 0
-    assert "from hp-go 5" in done.stdout
-    assert "from hp-bad 1.0" in done.stdout
+    assert "from hp-go 5" in done.stdout  # it says nothing of itself
+    assert "from hp-bad 1.0, which cannot be loaded" in done.stdout
+    assert "every setting with its origin" in " ".join(done.stdout.split())
+    assert "..." not in done.stdout.partition("Commands:")[2]
+    assert "Traceback" not in done.stderr
     assert shell("go", "there").stdout == "went there\n"
 
 
@@ -321,7 +392,8 @@ def test_version(shell):
 @pytest.mark.parametrize("arguments", [("--help",), ("plugins",)])
 def test_it_is_light(site, arguments):
     """Nothing is imported that listing does not need."""
-    heavy = ["rich", "cattrs", "tomllib", "numpy", "torch", "hardpoint_engine", "asyncio.events"]
+    heavy = ["rich", "cattrs", "tomllib", "numpy", "torch", "hardpoint_engine.llm"]
+    heavy += ["asyncio.events"]
     code = (
         "import sys\nfrom hardpoint.cli import main\n"
         f"try: main({list(arguments)!r})\n"

@@ -118,6 +118,15 @@ def wants(key, old, new, plugin="acme", reason="it works so"):
 # Changes by plugins.
 
 
+def test_a_change_is_logged_with_its_reason(caplog):
+    caplog.set_level("INFO", logger="hardpoint.config")
+    configure(load(), Plugins(changes=(wants("block_size", None, 32),)), Acme())
+    assert caplog.messages == ["block_size: None -> 32, plugin acme: it works so"]
+    caplog.clear()
+    configure(load(block_size=32), Plugins(changes=(wants("block_size", 32, 32),)), Acme())
+    assert caplog.messages == []
+
+
 def test_a_plugin_sets_what_nobody_set_and_the_origin_names_it():
     plugins = Plugins(
         changes=(

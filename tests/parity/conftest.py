@@ -24,7 +24,7 @@ NEW_TOKENS = 64
 
 @pytest.fixture(scope="session")
 def model_path() -> Path:
-    from hardpoint_engine.default_model import find_default_model
+    from hardpoint.default_model import find_default_model
 
     return Path(find_default_model())
 

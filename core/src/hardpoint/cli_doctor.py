@@ -4,13 +4,15 @@ and every effective setting with who set it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 from attrs import evolve
 
 import hardpoint
+from hardpoint.cli_options import configuration_options, given_flags
+from hardpoint.cli_rehearsal import rehearse
 from hardpoint.cli_text import columns, one_line, print_json
 from hardpoint.errors import HardpointError
 from hardpoint.records import Verdict
@@ -21,34 +23,29 @@ if TYPE_CHECKING:
 
 _OF_THE_MODEL = ("dtype", "kv_cache_dtype")
 """Keys that a platform fills in once it knows the model."""
+_OPEN = ("auto", "default")
 
 
-@click.command()
+@click.command(
+    short_help="Say what a run would use here, and every setting with its origin.",
+    context_settings={"max_content_width": 100},
+)
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option("--config", "file", metavar="FILE.toml", help="Configuration file.")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set any key.")
-@click.option("--platform", help="Ask as if this platform were named.")
-@click.option("--executor", help="Ask as if this executor were named.")
+@configuration_options
 @click.pass_context
-def doctor(
-    ctx: click.Context,
-    name: str | None,
-    as_json: bool,
-    file: str | None,
-    sets: tuple[str, ...],
-    platform: str | None,
-    executor: str | None,
-) -> None:
-    """Say what each platform and executor finds here, and every setting with its origin.
+def doctor(ctx: click.Context, /, name: str | None, as_json: bool, **options: Any) -> None:
+    """Say what each platform and executor finds here, what a run with the same flags would use, and
+    every setting with its origin. Nothing is started.
 
     With NAME: of that plugin alone, and with exit code 1 if it is not usable here.
     """
     from hardpoint.config.loading import load_config
     from hardpoint.registry import Registry
 
-    flags = {"platform": platform, "executor": executor}
-    config = load_config(flags=flags, file=file, sets=sets)
+    config = load_config(
+        flags=given_flags(options), file=options["config_file"], sets=options["sets"]
+    )
     registry = Registry.discover(config)
     report = _report(registry, config) if name is None else _report_on(registry, config, name)
     if as_json:
@@ -64,9 +61,10 @@ def _report(registry: Registry, config: Config) -> dict[str, Any]:
     for kind in ("platform", "executor"):
         names = dict.fromkeys(p.name for p in registry.plugins if p.kind == kind)
         report[f"{kind}s"] = [_diagnosis(registry, kind, name) for name in names]
-    report["selected"] = _selected(registry, config)
-    chosen = report["selected"]["platform"] if report["selected"]["error"] is None else None
-    report["settings"] = _settings(registry, config, chosen)
+    run = rehearse(config, registry)
+    parts = ("platform", "executor", "model", "error")
+    report["selected"] = {part: getattr(run, part) for part in parts}
+    report["settings"] = _settings(registry, run.config)
     return report
 
 
@@ -132,45 +130,28 @@ def _details(registry: Registry, kind: str, name: str) -> dict[str, Any]:
     return details
 
 
-def _selected(registry: Registry, config: Config) -> dict[str, Any]:
-    """Return what a run would choose, or the error with which it would end."""
-    from hardpoint.selection import select_executor, select_platform
-
-    selected: dict[str, Any] = {"platform": None, "executor": None, "error": None}
-    try:
-        platform = select_platform(registry, config)
-        selected["platform"] = platform.name
-        platform.limits(config)
-        executor = select_executor(registry, config, platform)
-    except HardpointError as error:
-        return {**selected, "error": str(error)}
-    except Exception as error:  # noqa: BLE001 - a diagnosis ends in words
-        return {**selected, "error": f"{type(error).__name__}: {error}"}
-    named = next((p.name for p in registry.used("executor")), None)
-    return {**selected, "executor": named or f"{executor.__module__}:{executor.__qualname__}"}
-
-
-def _settings(
-    registry: Registry, config: Config, platform: str | None = None
-) -> list[dict[str, Any]]:
-    """Return every key, with the plugins' own where a plugin is loaded, and with what ``platform``
-    fills in. What depends on the model stays open.
+def _settings(registry: Registry, config: Config) -> list[dict[str, Any]]:
+    """Return every key, with the plugins' own where a plugin is loaded. What depends on a model
+    that is not known stays open.
     """
-    from hardpoint.config.resolution import effective, fill_defaults
+    from hardpoint.config.resolution import effective
 
     settings = dict(config.plugins.settings)
     for plugin in registry.plugins:
-        if plugin.state == "loaded":
+        raw = settings.get(plugin.name)
+        if plugin.state == "loaded" and (raw is None or isinstance(raw, Mapping)):
             own = registry.settings(plugin.kind, plugin.name)
             if own is not None:
                 settings[plugin.name] = own
     config = evolve(config, plugins=evolve(config.plugins, settings=settings))
     rows = {path: (value, origin) for path, value, origin in effective(config)}
-    if platform is not None:
-        filled = effective(fill_defaults(config, registry.platform(platform)))
-        kept = {path: rows[path] for path in rows if path in _OF_THE_MODEL}
-        rows = {path: (value, origin) for path, value, origin in filled} | kept
+    if config.description is None:
+        rows |= {path: _OPEN for path, (_, who) in rows.items() if _guessed(path, who)}
     return [{"key": path, "value": value, "origin": who} for path, (value, who) in rows.items()]
+
+
+def _guessed(path: str, origin: str) -> bool:
+    return path in _OF_THE_MODEL and origin.startswith("default of platform")
 
 
 def _verdicts_of(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -188,7 +169,7 @@ def _text(report: dict[str, Any]) -> str:
     if "selected" in report:
         parts.append(_selected_text(report["selected"]))
     if report["settings"]:
-        cells = [(row["key"], repr(row["value"]), row["origin"]) for row in report["settings"]]
+        cells = [(row["key"], _shown(row["value"]), row["origin"]) for row in report["settings"]]
         parts += ["Settings", columns(cells, indent="  ")]
     return "\n".join(parts)
 
@@ -217,4 +198,14 @@ def _detail_text(row: dict[str, Any]) -> Iterator[str]:
 def _selected_text(selected: dict[str, Any]) -> str:
     if selected["error"] is not None:
         return f"A run would end with: {selected['error']}"
-    return f"A run would use platform {selected['platform']}, executor {selected['executor']}."
+    model = "a model, which has to be named (--model)"
+    if selected["model"] is not None:
+        model = f"model {selected['model']}"
+    platform, executor = selected["platform"], selected["executor"]
+    return f"A run would use platform {platform}, executor {executor}, {model}."
+
+
+def _shown(value: object) -> str:
+    """Return a setting's value for people; what is empty is unset, too."""
+    unset = value is None or (isinstance(value, str | tuple | list | Mapping) and not value)
+    return "unset" if unset else repr(value)

@@ -15,9 +15,14 @@ from hardpoint.errors import PluginConflictError, PluginLoadError
 from hardpoint.references import WrongClassError, resolve
 from hardpoint.suggestions import did_you_mean
 
+SUMMARY = 100
+"""Characters of a command's summary on the help page, which wraps it."""
+
 
 class CommandGroup(click.Group):
-    """Lists the installed commands by their metadata and imports the one that is run."""
+    """Lists the installed commands by their metadata; imports the one that is run, and all for the
+    help page, which shows their summaries.
+    """
 
     def installed(self, ctx: click.Context) -> Mapping[str, Plugin]:
         """Return name -> command, from entry points of ``hardpoint.commands``; read once a run."""
@@ -48,10 +53,10 @@ class CommandGroup(click.Group):
         raise click.UsageError(f"no such command: {cmd_name}. {hint} Commands: {known}.", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help page's list; it imports none of the commands that it names."""
-        rows = {name: command.get_short_help_str() for name, command in self.commands.items()}
+        """Write the help page's list. Of a command that cannot be loaded it names the provider."""
+        rows = {name: _summary(command) for name, command in self.commands.items()}
         for name, plugin in self.installed(ctx).items():
-            rows.setdefault(name, f"from {plugin.provider}")
+            rows.setdefault(name, _summary_of(plugin))
         with formatter.section("Commands"):
             formatter.write_dl(sorted(rows.items()))
 
@@ -67,6 +72,17 @@ def _load(plugin: Plugin) -> click.Command:
     if not isinstance(command, click.Command):
         raise WrongClassError(f"{plugin.label} leads to {command!r}, which is not a click command")
     return command
+
+
+def _summary(command: click.Command) -> str:
+    return command.get_short_help_str(limit=SUMMARY)
+
+
+def _summary_of(plugin: Plugin) -> str:
+    try:
+        return _summary(_load(plugin)) or f"from {plugin.provider}"
+    except (Exception, SystemExit):  # noqa: BLE001 - running it tells what is wrong
+        return f"from {plugin.provider}, which cannot be loaded"
 
 
 _API = ".".join(map(str, hardpoint.API))

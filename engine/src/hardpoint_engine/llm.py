@@ -14,14 +14,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from hardpoint.config import Config
-from hardpoint.config.keys import replace
 from hardpoint.config.loading import load_config
+from hardpoint.default_model import with_model
 from hardpoint.errors import HardpointError, InvalidRequestError
 from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_engine.build import Choice, start_engine
 from hardpoint_engine.completion import Generation
-from hardpoint_engine.default_model import DISTRIBUTION, find_default_model
 from hardpoint_engine.outputs import RequestOutput
 from hardpoint_engine.prompts import (
     Prompt,
@@ -37,7 +36,7 @@ from hardpoint_engine.prompts import (
 from hardpoint_engine.request import EngineOutput, EngineRequest
 from hardpoint_engine.result_stream import ResultStream
 from hardpoint_engine.text.chat_template import ChatTemplate
-from hardpoint_engine.text.tokenizer import DUMMY, Tokenizer, load_tokenizer, tokenizer_source
+from hardpoint_engine.text.tokenizer import Tokenizer, load_tokenizer, tokenizer_source
 
 if TYPE_CHECKING:
     from hardpoint.checkpoints.description import ModelDescription
@@ -396,18 +395,6 @@ class LLM:
 def part_id(request_id: str, index: int, count: int) -> str:
     """Return the engine's id of answer ``index`` of a request with ``count`` answers."""
     return request_id if count == 1 else f"{request_id}-{index}"
-
-
-def with_model(config: Config) -> Config:
-    """Return ``config`` with a model: the default one where none is named.
-
-    Raises ConfigError with both ways out if it is not installed.
-    """
-    if config.model.model is not None:
-        return config
-    if config.load.load_format == DUMMY:
-        return replace(config, {"model": DUMMY}, "default model of load_format dummy")
-    return replace(config, {"model": str(find_default_model())}, f"default model ({DISTRIBUTION})")
 
 
 def _about(index: int, count: int, check: Callable[..., Any], *args: Any) -> Any:

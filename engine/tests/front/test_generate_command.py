@@ -229,7 +229,7 @@ def test_a_worker_that_fails_is_told_without_its_traceback():
 
 def test_no_model_tells_both_ways_out():
     script = (
-        "from hardpoint_engine import default_model\n"
+        "from hardpoint import default_model\n"
         "default_model.DISTRIBUTION = 'no-such-distribution'\n"
         "from hardpoint.cli import main\n"
         "main(['generate', 'one'])\n"

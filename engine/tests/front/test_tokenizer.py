@@ -7,8 +7,8 @@ import os
 
 import pytest
 from hardpoint.config.loading import load_config
+from hardpoint.default_model import find_default_model
 from hardpoint.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
-from hardpoint_engine.default_model import find_default_model
 from hardpoint_engine.text.tokenizer import load_tokenizer, tokenizer_source
 from hardpoint_engine.text.tokenizer_bytes import ByteTokenizer
 from hypothesis import HealthCheck, given, settings

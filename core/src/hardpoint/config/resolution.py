@@ -6,6 +6,7 @@ starting workers. A value that the user set is never changed here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +17,18 @@ from hardpoint.config.checks import config_problems
 from hardpoint.config.keys import KEYS, find_key, get, is_plugin_key, replace
 from hardpoint.config.problems import config_error, did_you_mean
 from hardpoint.config.schema import Config
-from hardpoint.errors import ConfigError, PluginConflictError, PluginError
+from hardpoint.errors import ConfigError, PluginConflictError, PluginError, PluginNotFoundError
 from hardpoint.records import Problem
 from hardpoint.settings import settings_leaves
+from hardpoint.suggestions import did_you_mean as names_like
 
 if TYPE_CHECKING:
     from hardpoint.executor import Executor
     from hardpoint.platform import Platform
-    from hardpoint.records import Change
+    from hardpoint.records import Change, Offer
     from hardpoint.registry import Registry
+
+_logger = logging.getLogger("hardpoint.config")
 
 CONSUMED = (
     "platform",
@@ -40,11 +44,11 @@ CONSUMED = (
 def configure(config: Config, registry: Registry, platform: Platform) -> Config:
     """Return ``config`` with the changes that the selected platform and enabled extensions ask for.
 
-    Called once, after ``config.description`` was read and before defaults are filled. All are asked
-    with the same configuration, in which the settings of plugins in use are structured
-    (:func:`structure_plugins`). Raises PluginError naming the plugin for a change of what the user
-    set, of a key that had its effect already, with a wrong ``old`` or an impossible ``new``;
-    PluginConflictError where two plugins want one key otherwise.
+    Called after ``config.description`` was read and before defaults are filled; logs each change.
+    All are asked with the same configuration, in which the settings of plugins in use are
+    structured (:func:`structure_plugins`). Raises PluginError naming the plugin for a change of
+    what the user set, of a key that had its effect already, with a wrong ``old`` or an impossible
+    ``new``; PluginConflictError where two plugins want one key otherwise.
     """
     config = structure_plugins(config, registry)
     owners: dict[str, tuple[str, Change]] = {}
@@ -128,9 +132,13 @@ def _apply(config: Config, plugin: str, change: Change) -> Config:
     if config.is_explicit(change.key):
         return config
     try:
-        return replace(config, {change.key: change.new}, f"plugin {plugin}: {change.reason}")
+        result = replace(config, {change.key: change.new}, f"plugin {plugin}: {change.reason}")
     except ConfigError as error:
         raise PluginError(f"plugin {plugin!r} sets an impossible value: {error}") from error
+    _logger.info(
+        "%s: %r -> %r, plugin %s: %s", change.key, change.old, change.new, plugin, change.reason
+    )
+    return result
 
 
 def fill_defaults(config: Config, platform: Platform) -> Config:
@@ -202,6 +210,25 @@ def check(
     problems = list(config_problems(config, registry, platform, executor_class))
     if problems:
         raise config_error(problems)
+
+
+def admission_offer(config: Config, registry: Registry, platform: Platform) -> Offer | None:
+    """Return the offer of the policy that the key ``admission`` names, None where it names none.
+
+    Called in the driver, by the engine and by the doctor. Raises PluginNotFoundError with close
+    matches.
+    """
+    name = config.scheduler.admission
+    if name is None:
+        return None
+    offers = registry.offers("hardpoint_scheduling", platform.name)
+    if name not in offers:
+        known = f"Offered are: {', '.join(sorted(offers))}." if offers else "No plugin offers any."
+        raise PluginNotFoundError(
+            f"admission = {name!r}: there is no such admission policy. "
+            f"{names_like(name, offers)} {known}".replace("  ", " ")
+        )
+    return offers[name]
 
 
 def effective(config: Config) -> Sequence[tuple[str, Any, str]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hardpoint.capabilities import Capability, Support
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.config import Config
-from hardpoint.errors import ConfigError, PluginNotFoundError
+from hardpoint.config.resolution import admission_offer
+from hardpoint.errors import ConfigError
 from hardpoint.platform import Platform
 from hardpoint.references import resolve_class
 from hardpoint.registry import Registry
-from hardpoint.suggestions import did_you_mean
 
 from hardpoint_engine.scheduling.admission import AdmissionPolicy, OpenAdmission
 from hardpoint_engine.scheduling.block_pool import BlockPool
@@ -64,15 +64,8 @@ def make_admission(config: Config, registry: Registry, platform: Platform) -> Ad
 
     Raises PluginNotFoundError with close matches, or what its construction raises.
     """
-    name = config.scheduler.admission
-    if name is None:
+    offer = admission_offer(config, registry, platform)
+    if offer is None:
         return OpenAdmission()
-    offers = registry.offers("hardpoint_scheduling", platform.name)
-    if name not in offers:
-        known = f"Offered are: {', '.join(sorted(offers))}." if offers else "No plugin offers any."
-        raise PluginNotFoundError(
-            f"admission = {name!r}: there is no such admission policy. "
-            f"{did_you_mean(name, offers)} {known}".replace("  ", " ")
-        )
-    policy: AdmissionPolicy = resolve_class(offers[name].reference, AdmissionPolicy)()
+    policy: AdmissionPolicy = resolve_class(offer.reference, AdmissionPolicy)()
     return policy

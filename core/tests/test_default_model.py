@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import pytest
+from hardpoint import default_model
 from hardpoint.errors import CheckpointError, ConfigError
-from hardpoint_engine import default_model
 
 
 @pytest.fixture
