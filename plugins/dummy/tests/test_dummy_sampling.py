@@ -47,6 +47,13 @@ def test_a_mask_leaves_its_tokens_only():
     assert pick(temperature=1, seed=4, mask=bytes(mask)) == 9
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_where_nothing_is_left_to_choose_token_0_is_taken(temperature):
+    everything = range(256)
+    assert pick(temperature=temperature, stop_token_ids=everything, min_tokens=2) == 0
+    assert pick(temperature=temperature, allowed_token_ids=(7,), mask=bytes(32)) == 0
+
+
 def histogram(**params):
     counts = Counter(pick(output=[0] * n, seed=5, **params) for n in range(DRAWS))
     return {token: count / DRAWS for token, count in counts.items()}

@@ -35,11 +35,13 @@ class Context:
 
 
 def choose(model: FakeModel, state: int, params: SamplingParams, context: Context) -> int:
-    """Return the next token."""
+    """Return the next token; 0 where the parameters leave none to choose from."""
     if params.greedy and context.mask is None and _is_plain(params, context):
         return model.best(state)
     logits = model.logits(state)
     _shape(logits, params, context)
+    if max(logits) == _OUT:
+        return 0
     if params.greedy:
         return max(range(len(logits)), key=logits.__getitem__)
     return _draw(_candidates(logits, params), params, context.position)
