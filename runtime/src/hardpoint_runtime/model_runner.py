@@ -344,12 +344,12 @@ class TorchModelRunner(ModelRunner):
         with entered(context):
             token_ids = self.device.to_device(inputs.token_ids, torch.int64)
             positions = self.device.to_device(inputs.positions, torch.int64)
-            hidden = model(token_ids, positions, context)
-            if not len(inputs.logits_rows):
-                return None
+            rows = None
             if len(inputs.logits_rows) < inputs.num_tokens:
                 rows = self.device.to_device(inputs.logits_rows, torch.int64)
-                hidden = hidden.index_select(0, rows)
+            hidden = model(token_ids, positions, context, rows)
+            if not len(inputs.logits_rows):
+                return None
             return model.compute_logits(hidden)
 
     def build_attention(self, inputs: BatchInputs) -> dict[str, AttentionMetadata]:

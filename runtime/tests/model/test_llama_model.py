@@ -17,7 +17,7 @@ from hardpoint_runtime import host_linear
 from hardpoint_runtime.device import HostDeviceOps
 from hardpoint_runtime.forward_context import entered
 from hardpoint_runtime.models import build_model
-from hardpoint_runtime.operations import Operations
+from hardpoint_runtime.operations import Operations, linear
 
 VARIANTS = {
     "grouped-tied": {},
@@ -86,6 +86,28 @@ def test_a_mixed_batch_equals_each_request_alone(kit, block_size):
             assert (got - want).abs().max() < 1e-3
             done[n] += len(row.tokens)
     assert done == [40, 40, 40, 40]
+
+
+@pytest.mark.parametrize("wanted", [[], [12], [0, 5, 12]])
+def test_only_the_rows_that_are_asked_for_are_computed_to_the_end(kit, wanted):
+    seen = []
+
+    def counting(x, weight, bias):
+        seen.append(x.shape[0])
+        return linear(x, weight, bias)
+
+    reference = kit.tiny_reference()
+    model = kit.loaded(reference, operations=Operations(linear=counting))
+    steps = kit.Steps(model)
+    metadata = steps.metadata([kit.Row(tokens=TOKENS[:13].tolist(), computed=0, blocks=[1])])
+    rows = torch.tensor(wanted, dtype=torch.int64)
+    with steps.device.inference():
+        hidden = model(TOKENS[:13], metadata.positions, steps.context(metadata), rows)
+        layers = seen.copy()
+        logits = model.compute_logits(hidden)
+    assert torch.allclose(logits, expected(reference, TOKENS[:13])[rows], atol=1e-4)
+    assert layers[-4:] == [13, *[len(wanted)] * 3]  # qkv of the last layer, then out and the MLP
+    assert set(layers[:-3]) == {13}
 
 
 def test_bfloat16_logits_stay_near_transformers(kit):

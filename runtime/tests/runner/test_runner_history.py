@@ -32,7 +32,7 @@ class HistoryModel(torch.nn.Module):
         )
         return {"memory": spec}
 
-    def forward(self, token_ids, positions, step):
+    def forward(self, token_ids, positions, step, rows=None):
         cache, metadata = step.kv_caches["memory"], step.attention["memory"]
         key, value = token_ids.float().view(-1, 1, 1), positions.float().view(-1, 1, 1)
         kv_write(key, value, cache.key, cache.value, metadata)
@@ -46,7 +46,7 @@ class HistoryModel(torch.nn.Module):
             seen = next_token(tokens) if places == list(range(end)) else 0
             hidden[start:stop] = -1.0  # only the last one is right
             hidden[stop - 1] = seen
-        return hidden
+        return hidden if rows is None else hidden[rows]
 
     def compute_logits(self, hidden):
         return torch.nn.functional.one_hot(hidden[:, 0].long(), VOCABULARY).float()

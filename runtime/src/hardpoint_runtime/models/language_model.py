@@ -37,9 +37,10 @@ class LanguageModel(nn.Module):
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         step: ForwardContext | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the hidden states [T, H] of ``token_ids`` [T] at ``positions`` [T], both int64 on
-        the model's device, after the last norm.
+        the model's device, after the last norm; with ``rows`` [m], int64, only theirs: [m, H].
 
         Keys and values are written to the step's caches. ``step`` unset: the entered forward
         context. Raises CancelledStepError between layers if the step was cancelled.

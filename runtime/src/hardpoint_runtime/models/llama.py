@@ -46,8 +46,16 @@ class LlamaAttention(nn.Module):
         )
         self._operations = operations
 
-    def forward(self, x: torch.Tensor, angles: Angles, step: ForwardContext) -> torch.Tensor:
-        """Return [T, H] of ``x`` [T, H]; writes this step's keys and values to the cache."""
+    def forward(
+        self,
+        x: torch.Tensor,
+        angles: Angles,
+        step: ForwardContext,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return [T, H] of ``x`` [T, H], or [m, H] of its ``rows`` [m]; writes this step's keys and
+        values to the cache.
+        """
         operations, cache, metadata = (
             self._operations,
             step.kv_caches[self.name],
@@ -62,7 +70,8 @@ class LlamaAttention(nn.Module):
         attended = operations.attention(
             query_key[:, : self.heads], cache.key, cache.value, metadata, scale=self.scale
         )
-        out: torch.Tensor = self.out(attended.reshape(-1, self.heads * self.head))
+        attended = attended.reshape(-1, self.heads * self.head)
+        out: torch.Tensor = self.out(attended if rows is None else attended.index_select(0, rows))
         return out
 
     def slots(self, prefix: str) -> dict[str, Slot]:
@@ -112,15 +121,20 @@ class LlamaLayer(nn.Module):
         residual: torch.Tensor | None,
         angles: Angles,
         step: ForwardContext,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (this layer's last output, the residual stream without it)."""
+        """Return (this layer's last output, the residual stream without it), of ``rows`` only where
+        they are given.
+        """
         norm, add_norm = self._operations.rms_norm, self._operations.add_rms_norm
         before = self.input_norm
         if residual is None:
             x, residual = norm(x, before.weight, before.eps), x
         else:
             x, residual = add_norm(x, residual, before.weight, before.eps)
-        x = self.attention(x, angles, step)
+        x = self.attention(x, angles, step, rows)
+        if rows is not None:
+            residual = residual.index_select(0, rows)
         x, residual = add_norm(x, residual, self.inner_norm.weight, self.inner_norm.eps)
         return self.mlp(x), residual
 
@@ -156,15 +170,19 @@ class LlamaForCausalLM(LanguageModel):
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         step: ForwardContext | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return hidden states; see :class:`LanguageModel`."""
+        """Return hidden states; see :class:`LanguageModel`. The last layer computes what follows
+        its attention for ``rows`` alone.
+        """
         step = forward_context.current() if step is None else step
         angles = self.rotary(positions)
         x = self.operations.embedding(token_ids, self.embed.weight)
         residual: torch.Tensor | None = None
-        for layer in self.layers:
+        last = len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
             step.raise_if_cancelled()
-            x, residual = layer(x, residual, angles, step)
+            x, residual = layer(x, residual, angles, step, rows if index == last else None)
         if residual is None:
             return self.operations.rms_norm(x, self.norm.weight, self.norm.eps)
         return self.operations.add_rms_norm(x, residual, self.norm.weight, self.norm.eps)[0]
