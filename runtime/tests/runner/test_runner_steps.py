@@ -197,8 +197,8 @@ def test_extra_reaches_the_layers_and_the_request(make_runner, make_driver, monk
     monkeypatch.setattr(
         type(runner.model),
         "forward",
-        lambda self, ids, at, step: (
-            seen.append((step.extra, step.step_id)) or forward(self, ids, at, step)
+        lambda self, ids, at, step, rows: (
+            seen.append((step.extra, step.step_id)) or forward(self, ids, at, step, rows)
         ),
     )
     mine = object()
