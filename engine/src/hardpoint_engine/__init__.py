@@ -10,10 +10,18 @@ if TYPE_CHECKING:
 
     from hardpoint_engine.llm import LLM
     from hardpoint_engine.outputs import CompletionOutput, RequestOutput
-    from hardpoint_engine.scheduling.admission import AdmissionPolicy
+    from hardpoint_engine.scheduling.admission import (
+        AdmissionPolicy,
+        Admit,
+        Decision,
+        Refuse,
+        RequestInfo,
+        RunningRequests,
+        Wait,
+    )
 
 API = (1, 0)
-"""The number of this distribution's own promises: LLM, its outputs, AdmissionPolicy."""
+"""The number of this distribution's own promises: LLM, its outputs, what admission policies need."""
 
 __version__ = "0.1.0"
 
@@ -21,14 +29,23 @@ __all__ = [
     "API",
     "LLM",
     "AdmissionPolicy",
+    "Admit",
     "CompletionOutput",
+    "Decision",
+    "Refuse",
+    "RequestInfo",
     "RequestOutput",
+    "RunningRequests",
     "SamplingParams",
+    "Wait",
 ]
+
+_ADMISSION = "hardpoint_engine.scheduling.admission"
 
 _HOMES = {
     "LLM": "hardpoint_engine.llm",
-    "AdmissionPolicy": "hardpoint_engine.scheduling.admission",
+    **dict.fromkeys(("AdmissionPolicy", "Admit", "Decision", "Refuse"), _ADMISSION),
+    **dict.fromkeys(("RequestInfo", "RunningRequests", "Wait"), _ADMISSION),
     "CompletionOutput": "hardpoint_engine.outputs",
     "RequestOutput": "hardpoint_engine.outputs",
     "SamplingParams": "hardpoint.sampling_params",
@@ -41,3 +58,8 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    """Return all names, those that are imported when they are first used among them."""
+    return sorted({*globals(), *__all__})

@@ -40,6 +40,8 @@ _logger = logging.getLogger("hardpoint.engine")
 
 IDLE_SECONDS = 0.001
 """How long ``step`` waits when policies let nothing run, so that callers in a loop do not spin."""
+WAITING_SECONDS = 5.0
+"""How long a policy may let nothing run before a warning names it."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -96,6 +98,8 @@ class EngineCore:
         self._seeds = Seeds(int.from_bytes(os.urandom(7), "big") if seed is None else seed)
         self._lock = threading.RLock()
         self._flight: _Flight | None = None
+        self._idle_since: float | None = None
+        self._warned_of_waiting = False
         self._versions = dict(executor.sleep_state.versions)
         self._ready_generation: int | None = None
         self._closed = False
@@ -156,14 +160,30 @@ class EngineCore:
         if flight is None:
             outputs = self._give([])
             if not outputs and self.has_unfinished():
-                time.sleep(IDLE_SECONDS)
+                self._idle()
             return outputs
+        self._idle_since = None
         result: ModelRunnerOutput | StepTicket | Exception
         try:
             result = flight.future.result()
         except Exception as error:  # noqa: BLE001 - whatever a step raises ends its requests
             result = error
         return self._land(flight, result)
+
+    def _idle(self) -> None:
+        """Wait a little. Requests that no policy lets run wait for ever: say so, once."""
+        now = self._clock()
+        if self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since > WAITING_SECONDS and not self._warned_of_waiting:
+            self._warned_of_waiting = True
+            policy = type(self.scheduler.admission)
+            _logger.warning(
+                "for %.0f s nothing has run: %d requests wait, and the admission policy %s.%s lets "
+                "none of them start", now - self._idle_since, len(self.scheduler.roster),
+                policy.__module__, policy.__qualname__,
+            )  # fmt: skip
+        time.sleep(IDLE_SECONDS)
 
     def _launch(self) -> _Flight | None:
         """Plan a step and send it; None if there is nothing to compute."""

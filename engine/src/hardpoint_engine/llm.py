@@ -13,10 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from hardpoint.checkpoints import read_description
+from hardpoint.checkpoints.gguf_description import ARCHITECTURES
 from hardpoint.config import Config
 from hardpoint.config.loading import load_config
 from hardpoint.default_model import with_model
-from hardpoint.errors import HardpointError, InvalidRequestError
+from hardpoint.errors import CheckpointError, HardpointError, InvalidRequestError
 from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_engine.build import Choice, start_engine
@@ -89,7 +91,7 @@ class LLM:
         self, config: Config, *, chat: bool, chosen: Callable[[Choice], None] | None = None
     ) -> None:
         config = with_model(config)
-        texts = in_background(tokenizer_source(config), chat=chat)
+        texts = in_background(_source(config), chat=chat)
         try:
             self.core: EngineCore = start_engine(config, chosen=chosen)
         except BaseException:
@@ -395,6 +397,19 @@ class LLM:
 def part_id(request_id: str, index: int, count: int) -> str:
     """Return the engine's id of answer ``index`` of a request with ``count`` answers."""
     return request_id if count == 1 else f"{request_id}-{index}"
+
+
+def _source(config: Config) -> Path | None:
+    """Return where the tokenizer comes from. Where it is missing and the model cannot be run,
+    either, the model is to blame first: a tokenizer would not help.
+    """
+    try:
+        return tokenizer_source(config)
+    except CheckpointError:
+        description = read_description(str(config.model.model), config.load.load_format)
+        if description.architecture not in ARCHITECTURES.values():
+            start_engine(config).shutdown()  # only the workers know what else there is
+        raise
 
 
 def _about(index: int, count: int, check: Callable[..., Any], *args: Any) -> Any:

@@ -112,7 +112,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     """Raise InvalidRequestError for a conversation without a word, before any template is asked."""
     if isinstance(messages, str | bytes | Mapping) or not _is_list(messages):
         raise InvalidRequestError(
-            'messages must be a list of {"role": ..., "content": ...}',
+            f'messages must be a list of {{"role": "user", "content": "..."}}, not {messages!r}',
             field="messages",
             value=messages,
         )
@@ -129,7 +129,9 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def is_conversation(messages: Sequence[Any]) -> bool:
-    """Whether ``messages`` is one conversation, not a list of them."""
+    """Whether ``messages`` is one conversation, or nothing like it, and not a list of them."""
+    if isinstance(messages, str | bytes | Mapping) or not _is_list(messages):
+        return True
     return not messages or isinstance(messages[0], Mapping)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import textwrap
 
+import hardpoint_engine
 import pytest
 from hardpoint.config.loading import load_config
 from hardpoint.errors import (
@@ -115,8 +116,7 @@ def test_nothing_starts_before_everything_is_checked(engine, monkeypatch):
 POLICY = """
 from hardpoint.hookspecs import hookimpl
 from hardpoint.records import ExtensionRecord, Offer
-from hardpoint_engine import AdmissionPolicy
-from hardpoint_engine.scheduling.admission import Admit, Refuse, Wait
+from hardpoint_engine import AdmissionPolicy, Admit, Refuse, Wait
 
 class Pairs(AdmissionPolicy):
     def __init__(self):
@@ -169,6 +169,20 @@ def test_an_extensions_policy_is_asked_and_sees_the_results(engine, pairing, cap
     assert policy.seen == one.outputs
     assert "policy Pairs raised in observe" in caplog.text
     assert [one.ends[f"r{n}"].finish_reason for n in range(5)] == ["length"] * 5
+
+
+def test_a_policy_that_lets_nothing_run_is_named_once(engine, pairing, caplog, monkeypatch):
+    monkeypatch.setattr("hardpoint_engine.core.WAITING_SECONDS", 0.01)
+    one = engine(admission="pairs")
+    policy = type(one.core.scheduler.admission)
+    monkeypatch.setattr(policy, "admit", lambda *_: hardpoint_engine.Wait())
+    one.add("a", (1, 2, 3))
+    one.add("b", (1, 2, 3))
+    for _ in range(40):
+        assert one.core.step() == []
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "2 requests wait" in said
+    assert "Pairs lets none of them start" in said
 
 
 def test_a_misspelt_policy_gets_its_close_matches(pairing, threads_of_workers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -211,6 +212,47 @@ def test_bad_input_ends_a_process_with_2():
     assert (code, out) == (2, "")
     assert "context" in errors
     assert "Traceback" not in errors
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 16,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "torch_dtype": "float32",
+}  # fmt: skip
+
+SHAPES = {
+    "model.embed_tokens": [64, 16], "model.norm": [16], "lm_head": [64, 16],
+    "model.layers.0.input_layernorm": [16], "model.layers.0.post_attention_layernorm": [16],
+    **{f"model.layers.0.self_attn.{name}_proj": [16, 16] for name in "qkvo"},
+    "model.layers.0.mlp.gate_proj": [32, 16], "model.layers.0.mlp.up_proj": [32, 16],
+    "model.layers.0.mlp.down_proj": [16, 32],
+}  # fmt: skip
+
+
+def write_model(folder: Path, architecture: str) -> None:
+    """A folder with everything but a tokenizer; all weights are zero."""
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "architectures": [architecture]}))
+    header, end = {}, 0
+    for name, shape in SHAPES.items():
+        begin, end = end, end + 4 * math.prod(shape)
+        entry = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+        header[f"{name}.weight"] = entry
+    text = json.dumps(header).encode()
+    data = len(text).to_bytes(8, "little") + text + bytes(end)
+    (folder / "model.safetensors").write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words"),
+    [("AcmeForCausalLM", "supported are"), ("LlamaForCausalLM", "tokenizer.json")],
+)
+def test_a_model_is_blamed_before_its_tokenizer(architecture, words, tmp_path, capsys):
+    write_model(tmp_path, architecture)
+    with pytest.raises(SystemExit) as end:
+        main(["generate", "--platform", "cpu", "--model", str(tmp_path), "one"])
+    out, errors = capsys.readouterr()
+    assert (end.value.code, out) == (2, "")
+    assert words in errors.splitlines()[-1]
 
 
 def test_bytes_that_are_no_text_are_refused():

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import hardpoint_engine
 import pytest
 from hardpoint.config.loading import load_config
 from hardpoint.errors import (
@@ -42,6 +43,19 @@ def prompts() -> list[str]:
 
 def ids(results) -> list[list[int]]:
     return [result.outputs[0].token_ids for result in results]
+
+
+def test_public_names_are_listed_and_there():
+    assert set(hardpoint_engine.__all__) <= set(dir(hardpoint_engine))
+    for name in hardpoint_engine.__all__:
+        assert getattr(hardpoint_engine, name) is not None
+
+
+@pytest.mark.parametrize("messages", ["hello", {"role": "user", "content": "x"}, 3, ["hello"]])
+def test_what_is_no_conversation_is_told_what_one_looks_like(llm, messages):
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.chat(messages, SHORT)
+    assert str(caught.value).startswith('messages must be a list of {"role": "user", "content"')
 
 
 def test_texts_and_ids_are_the_same_prompt(llm, prompts):
