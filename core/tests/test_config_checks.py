@@ -10,6 +10,7 @@ from hardpoint.capabilities import NEVER, NOT_YET, YES, Capability
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.config import Config, load_config
 from hardpoint.config.checks import NEEDS
+from hardpoint.config.keys import replace
 from hardpoint.config.resolution import check, fill_defaults
 from hardpoint.errors import ConfigError, PluginError
 from hardpoint.executor import Executor
@@ -223,3 +224,10 @@ def test_a_placement_without_workers_or_output_is_the_platforms_error(workers, o
     platform = Acme(workers=workers, output_rank=output_rank)
     with pytest.raises(PluginError, match=f"places {workers} workers"):
         check(load(platform), Extensions(), platform)
+
+
+def test_a_clash_that_an_extension_caused_can_be_ended_by_disabling_it():
+    config = replace(load_config(environ={}), {"block_size": 24}, "plugin nc: it likes 24")
+    for found, end in ((("nc",), r", or name 'nc' in plugins\.disable\."), ((), r"\.")):
+        with pytest.raises(ConfigError, match=rf"It offers 16{end}$"):
+            check(fill_defaults(config, Acme()), Extensions(found), Acme())

@@ -10,6 +10,7 @@ import textwrap
 import pytest
 from hardpoint.config.loading import load_config
 from hardpoint.errors import (
+    ConfigError,
     NoPlatformError,
     PluginConflictError,
     PluginError,
@@ -179,7 +180,7 @@ def test_only_the_named_platform_is_imported(site):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("god", "Did you mean 'good'"), ("xyz", "pip install hardpoint-xyz")]
+    ("name", "words"), [("god", "Did you mean 'good'"), ("xyz", "the distribution that offers it")]
 )
 def test_an_unknown_name_never_falls_back(site, name, words):
     site.platform("good")
@@ -234,6 +235,27 @@ def test_choosing_initialises_no_device(site):
     assert resolve("spy:initialised") == []
     resolve("hp_acme.worker:spy")
     assert resolve("spy:initialised") == [1]
+
+
+OFFER = """
+@hookimpl
+def hardpoint_drafters(): return []
+@hookimpl
+def hardpoint_models(): return []
+"""
+
+
+def test_an_offer_that_nothing_takes_up_is_warned_of(site, caplog):
+    site.platform("acme", source=OFFER)
+    site.plugin("extension", "tracer", source=OFFER, distribution="hp-tracer-two")
+    site.plugin("extension", "off", source=OFFER)
+    choose(site, plugins={"disable": ["off"]})
+    said = [each for each in caplog.records if "nothing uses" in each.message]
+    assert [each.message.partition(":")[0] for each in said] == [
+        "hardpoint_drafters of hp-acme 1.0",
+        "hardpoint_drafters of hp-tracer-two 1.0",
+    ]
+    assert {each.levelname for each in said} == {"WARNING"}
 
 
 # Executors.
@@ -385,5 +407,36 @@ def test_an_explicit_executor_is_never_overridden(site):
 
 
 def test_a_default_executor_that_is_not_installed_says_how_to_get_it(site):
-    with pytest.raises(PluginNotFoundError, match="pip install hardpoint-multiproc"):
+    executor_site(site, "uni")
+    with pytest.raises(PluginNotFoundError, match="pip install hardpoint-multiproc") as caught:
         executor_of(site, None, workers=2)
+    for words in (
+        "platform = 'acme': needs 2 workers on one host",
+        "(installed: uni)",
+        "key executor",
+    ):
+        assert words in str(caught.value)
+
+
+def parallel(site, support):
+    site.platform(
+        "acme",
+        workers=2,
+        more="from hardpoint.capabilities import YES\n"
+        f"capabilities = {{**capabilities, Capability.TENSOR_PARALLEL: {support}}}",
+    )
+    config = config_of(tensor_parallel_size=2)
+    registry = Registry.discover(config, path=site.path)
+    return select_executor(registry, config, select_platform(registry, config))
+
+
+def test_an_executor_that_nobody_named_is_explained_by_the_key_that_wants_it(site):
+    wanted = r"^tensor_parallel_size = 2 \(.+\): needs 2 workers on one host, and .*'mp'"
+    with pytest.raises(PluginNotFoundError, match=wanted):
+        parallel(site, "YES")
+
+
+def test_what_the_platform_cannot_do_comes_before_an_executor_for_it(site):
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size = 2 .*does not support") as caught:
+        parallel(site, "NOT_YET")
+    assert "hardpoint-multiproc" not in str(caught.value)

@@ -29,5 +29,5 @@ def test_every_spelling_starts_the_same_thing(spelling, steps):
 def test_uni_refuses_more_than_one_worker_with_the_way_out(launcher):
     if launcher.flavour.executor != "uni":
         pytest.skip("other executors have more than one worker")
-    with pytest.raises(ConfigError, match=r"runs one worker, and platform 'dummy' wants 2.*'mp'"):
+    with pytest.raises(ConfigError, match=r"'dummy' .*needs 2 workers.*'uni' starts one.*'mp'"):
         launcher.loaded(**{"plugins.dummy.num_workers": 2})

@@ -8,6 +8,17 @@ from hardpoint.discovery import Plugin
 from hardpoint.errors import PluginConflictError
 from hardpoint.records import AnyPlatform, Offer, Operation
 
+UNUSED = (
+    "hardpoint_quantizations",
+    "hardpoint_logits_processors",
+    "hardpoint_drafters",
+    "hardpoint_kv_connectors",
+    "hardpoint_ec_connectors",
+    "hardpoint_weight_transfers",
+)
+"""Hooks of the contract whose offers nothing takes up in this version; whoever implements one is
+told.
+"""
 PluginOffer = tuple[Plugin, Offer]
 """An offer and the plugin that made it."""
 

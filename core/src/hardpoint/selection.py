@@ -9,9 +9,19 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from hardpoint.errors import NoPlatformError, PluginConflictError, PluginError
-from hardpoint.records import Placement, Verdict
+from hardpoint.config.checks import capability_problems, with_origin
+from hardpoint.config.keys import get
+from hardpoint.config.problems import config_error
+from hardpoint.errors import (
+    NoPlatformError,
+    PluginConflictError,
+    PluginError,
+    PluginNotFoundError,
+)
+from hardpoint.offers import UNUSED
+from hardpoint.records import Placement, Problem, Verdict
 from hardpoint.references import checked_class, is_reference, resolve_class
+from hardpoint.suggestions import how_to_install
 
 if TYPE_CHECKING:
     from hardpoint.config import Config
@@ -43,7 +53,16 @@ def select_platform(registry: Registry, config: Config) -> Platform:
         name = _best(explain_selection(registry, config))
     registry.use("platform", name)
     registry.extensions()
+    _warn_of_unused(registry)
     return registry.platform(name)
+
+
+def _warn_of_unused(registry: Registry) -> None:
+    plugins = (*registry.used("platform"), *registry.used("extension"))
+    for hook in UNUSED:
+        names = registry.implementers(hook)
+        for provider in dict.fromkeys(p.provider for p in plugins if p.name in names):
+            _logger.warning("%s of %s: nothing uses this hook in this version", hook, provider)
 
 
 def explain_selection(registry: Registry, config: Config) -> tuple[tuple[str, Verdict], ...]:
@@ -76,8 +95,9 @@ def select_executor(registry: Registry, config: Config, platform: Platform) -> t
 
     ``config.executor`` may be an Executor class, a plugin's name, or a reference; all behave the
     same. Unset: what the platform's placement says, else one worker ``uni``, one host ``mp``,
-    several hosts ``ray``. Raises PluginNotFoundError, WrongClassError (a TypeError),
-    UnresolvedReferenceError (an ImportError), or PluginError with the reason why it is not usable.
+    several hosts ``ray``. Raises PluginNotFoundError (ConfigError where the platform could not use
+    it anyway), WrongClassError (a TypeError), UnresolvedReferenceError (an ImportError), or
+    PluginError with the reason why it is not usable.
     """
     from hardpoint.executor import Executor
 
@@ -89,12 +109,47 @@ def select_executor(registry: Registry, config: Config, platform: Platform) -> t
         return checked_class(wanted, Executor, "executor")
     if is_reference(wanted) and not registry.has("executor", wanted):
         return resolve_class(wanted, Executor)
+    if not registry.has("executor", wanted):
+        _refuse_absent(wanted, registry, config, platform)
     verdict = registry.verdict("executor", wanted, named=True)
     if not verdict.available:
         raise PluginError(f"executor {wanted!r} is not usable here: {verdict.reason}")
     executor = registry.executor(wanted)
     registry.use("executor", wanted)
     return executor
+
+
+def _refuse_absent(wanted: str, registry: Registry, config: Config, platform: Platform) -> None:
+    """Raise the first cause, if an executor that is not installed has another than its name: what
+    the platform could not do anyway, or the key that wants an executor which nobody named.
+    """
+    problems = [
+        with_origin(config, problem)
+        for problem in capability_problems(config, platform)
+        if config.is_explicit(problem.key)
+    ]
+    if problems:
+        raise config_error(problems)
+    if config.executor is None and platform.placement(config).num_workers > 1:
+        installed = ", ".join(registry.names("executor")) or "none"
+        but = f"and the executor for that, {wanted!r}, is not installed (installed: {installed})."
+        way_out = f"{how_to_install(wanted)} Or name another with the key executor."
+        raise PluginNotFoundError(str(several_workers(config, platform, but, way_out)))
+
+
+def several_workers(config: Config, platform: Platform, but: str, way_out: str) -> Problem:
+    """Return the Problem of the key that asks for several workers; ``but`` says why it has none.
+
+    Called here and by executors that start one worker only.
+    """
+    placement = platform.placement(config)
+    where = "one host" if placement.num_hosts == 1 else f"{placement.num_hosts} hosts"
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes")
+    key = next((path for path in sizes if get(config, path) > 1), "platform")
+    message = f"needs {placement.num_workers} workers on {where}, {but}"
+    value = platform.name if key == "platform" else get(config, key)
+    problem = Problem(key=key, value=value, message=message, way_out=way_out)
+    return with_origin(config, problem)
 
 
 def default_executor(placement: Placement) -> str:

@@ -15,13 +15,17 @@ from hardpoint.records import Problem
 if TYPE_CHECKING:
     from hardpoint.config import Config
 
-_DISTRIBUTIONS = {
+_OURS = {
+    "cpu": "hardpoint-cpu",
     "uni": "hardpoint-uniproc",
     "mp": "hardpoint-multiproc",
+    "ray": "hardpoint-ray",
     "ray_legacy": "hardpoint-ray",
     "external_launcher": "hardpoint-external-launcher",
 }
-"""Executors whose distribution is not named after them."""
+"""Where our own plugins are. No command is made of what somebody typed: whoever registers a typing
+error at a package index would be installed by it.
+"""
 
 
 def close_matches(name: str, names: Iterable[str]) -> list[str]:
@@ -52,8 +56,10 @@ def meant(name: str, plugins: Sequence[Plugin]) -> str:
 
 
 def how_to_install(name: str) -> str:
-    """Return the distribution that would bring ``name``."""
-    return _DISTRIBUTIONS.get(name, f"hardpoint-{name.replace('_', '-')}")
+    """Return the sentence that says how to get a plugin called ``name``."""
+    if name in _OURS:
+        return f"To add it: pip install {_OURS[name]}."
+    return "To add one: pip install the distribution that offers it (ours: hardpoint-NAME)."
 
 
 def not_found(kind: str, name: str, plugins: Sequence[Plugin]) -> PluginNotFoundError:
@@ -69,12 +75,11 @@ def not_found(kind: str, name: str, plugins: Sequence[Plugin]) -> PluginNotFound
     else:
         hint = meant(name, same_kind)
     installed = ", ".join(dict.fromkeys(f"{p.name} ({p.provider})" for p in same_kind)) or "none"
-    wanted = "hardpoint-NAME" if hint else how_to_install(name)
     sentences = (
         f"No {kind} named {name!r} is installed.",
         hint,
         f"Installed {kind}s: {installed}.",
-        f"To add one: pip install {wanted}.",
+        how_to_install("" if hint else name),
     )
     return PluginNotFoundError(" ".join(filter(None, sentences)))
 

@@ -69,15 +69,27 @@ def config_problems(
         placement=_placement(config, platform),
         executor_class=executor_class,
     )
-    for rule in (_capabilities, _types, _cache, _scheduling, _model, _parallel, _devices):
-        for problem in rule(case):
-            yield _with_origin(config, problem)
-    for problem in (*_extensions(config, registry), *_platform_problems(config, platform)):
-        yield _with_origin(config, problem)
+    problems = capability_problems(config, platform)
+    for rule in (_types, _cache, _scheduling, _model, _parallel, _devices):
+        problems += rule(case)
+    problems += [*_extensions(config, registry), *_platform_problems(config, platform)]
+    for problem in problems:
+        yield _blaming(with_origin(config, problem), registry)
 
 
-def _with_origin(config: Config, problem: Problem) -> Problem:
+def with_origin(config: Config, problem: Problem) -> Problem:
+    """Return ``problem`` with the origin of its value, where it says none itself."""
     return evolve(problem, origin=problem.origin or config.origins.get(problem.key, ""))
+
+
+def _blaming(problem: Problem, registry: Registry) -> Problem:
+    """Add the way out of a value that an extension chose."""
+    origin, _, _ = problem.origin.partition(":")
+    name = origin.removeprefix("plugin ")
+    if name == origin or not registry.has("extension", name):
+        return problem
+    start = f"{problem.way_out.rstrip('.')}, or name" if problem.way_out else "Name"
+    return evolve(problem, way_out=f"{start} {name!r} in plugins.disable.")
 
 
 def _placement(config: Config, platform: Platform) -> Placement:
@@ -100,16 +112,19 @@ def _platform_problems(config: Config, platform: Platform) -> tuple[Problem, ...
         ) from error
 
 
-def _capabilities(case: Case) -> Iterator[Problem]:
-    name = case.platform.name
-    for path, harmless, capability in NEEDS:
-        if get(case.config, path) != harmless and not case.supports(capability):
-            answer = case.platform.support(capability).value
-            yield case.problem(
-                path,
-                f"platform {name!r} does not support {capability.value} ({answer}).",
-                f"Set {path} = {str(harmless).lower()}, or choose another platform.",
-            )
+def capability_problems(config: Config, platform: Platform) -> list[Problem]:
+    """Return a Problem for each key that needs what ``platform`` cannot do."""
+    return [
+        Problem(
+            key=path,
+            value=get(config, path),
+            message=f"platform {platform.name!r} does not support {capability.value} "
+            f"({platform.support(capability).value}).",
+            way_out=f"Set {path} = {str(harmless).lower()}, or choose another platform.",
+        )
+        for path, harmless, capability in NEEDS
+        if get(config, path) != harmless and platform.support(capability) is not Support.YES
+    ]
 
 
 def _one_of(case: Case, path: str, allowed: tuple[Any, ...], what: str) -> Iterator[Problem]:

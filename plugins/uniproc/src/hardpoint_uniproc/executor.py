@@ -12,6 +12,7 @@ from hardpoint.errors import ConfigError, WorkerDiedError
 from hardpoint.executor import Executor
 from hardpoint.records import Problem, WorkerContext, WorkerHealth
 from hardpoint.rpc.host import WorkerHost
+from hardpoint.selection import several_workers
 
 from hardpoint_uniproc.thread import WorkerThread
 
@@ -83,12 +84,11 @@ class UniProcExecutor(Executor):
 
     def _check(self) -> None:
         if self.world_size != 1:
-            problem = Problem(
-                key="executor",
-                value="uni",
-                message=f"runs one worker, and platform {self.platform.name!r} wants "
-                f"{self.world_size} for this configuration.",
-                way_out="Use executor = 'mp', or sizes that need one worker.",
+            problem = several_workers(
+                self.config,
+                self.platform,
+                "and executor 'uni' starts one.",
+                "Choose an executor that starts several ('mp' on one host), or a size of one.",
             )
             raise ConfigError(str(problem), problems=(problem,))
         wanted = {
