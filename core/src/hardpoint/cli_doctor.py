@@ -46,7 +46,7 @@ def doctor(ctx: click.Context, /, name: str | None, as_json: bool, **options: An
     config = load_config(
         flags=given_flags(options), file=options["config_file"], sets=options["sets"]
     )
-    registry = Registry.discover(config)
+    registry = Registry.discover(config, diagnosis=True)
     report = _report(registry, config) if name is None else _report_on(registry, config, name)
     if as_json:
         print_json(report)

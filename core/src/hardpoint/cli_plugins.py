@@ -25,7 +25,7 @@ def plugins(as_json: bool, no_load: bool) -> None:
     from hardpoint.config.loading import load_config
     from hardpoint.registry import Registry
 
-    registry = Registry.discover(load_config())
+    registry = Registry.discover(load_config(), diagnosis=True)
     rows = [_row(registry, kind, index, load=not no_load) for kind, index in _order(registry)]
     if as_json:
         print_json({"plugins": rows})

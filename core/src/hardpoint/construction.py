@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from hardpoint.platform import Platform
 
 
+_OF_A_PLATFORM = ("name", "worker_class", "model_runner_class", "capabilities")
+"""What :class:`hardpoint.platform.Platform` leaves to its subclasses beside the methods."""
+
+
 def build_settings(plugin: Plugin, raw: Any, origins: Mapping[str, str]) -> object | None:
     """Return the plugin's settings as an instance of the class its record declares, or None.
 
@@ -47,12 +51,17 @@ def build_platform(plugin: Plugin, settings: object | None) -> Platform:
 
     reference = plugin.record.platform
     platform_class = resolve_class(reference, Platform)
-    name = getattr(platform_class, "name", None)
+    absent = [name for name in _OF_A_PLATFORM if not hasattr(platform_class, name)]
+    if absent:
+        raise TypeError(f"{reference} lacks {', '.join(absent)}; a platform declares each")
+    name = platform_class.name
     if name != plugin.name:
         raise ValueError(
             f"{reference} has the name {name!r}, its entry point {plugin.name!r}; they must agree"
         )
     declared = platform_class.capabilities
+    if not isinstance(declared, Mapping):
+        raise TypeError(f"{reference} has {declared!r} as its capabilities, not a mapping")
     missing = [
         capability.name
         for capability in Capability

@@ -56,11 +56,17 @@ class Registry:
         self._extensions_loaded = False
 
     @classmethod
-    def discover(cls, config: Config | None = None, *, path: Sequence[str] | None = None) -> Self:
+    def discover(
+        cls,
+        config: Config | None = None,
+        *,
+        path: Sequence[str] | None = None,
+        diagnosis: bool = False,
+    ) -> Self:
         """Find what is installed on ``path`` (default ``sys.path``); import none of it.
 
         Called in the driver. Raises ConfigError for every name under ``plugins`` in the
-        configuration that no plugin has.
+        configuration that no plugin has; for a ``diagnosis``, which must go on, each is a warning.
         """
         found = discovery.find(path)
         if config is None:
@@ -69,8 +75,10 @@ class Registry:
             found, disable=config.plugins.disable, provider=config.plugins.provider
         )
         problems = suggestions.unknown_names(config, plugins)
-        if problems:
+        if problems and not diagnosis:
             raise config_error(problems)
+        for problem in problems:
+            _logger.warning("a run would end with: %s", problem)
         return cls(plugins, config)
 
     @classmethod
