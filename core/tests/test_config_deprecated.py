@@ -6,13 +6,9 @@ import types
 import warnings
 from pathlib import Path
 
+import pluggy
 import pytest
-from hardpoint.deprecated import (
-    Deprecation,
-    HardpointDeprecationWarning,
-    warn_caller,
-    warn_implementer,
-)
+from hardpoint.deprecated import Deprecation, HardpointDeprecationWarning, warn_caller
 
 OLD = Deprecation(what="argument 'level'", instead="'tags'", removal="3.0")
 TEXT = "argument 'level' is deprecated and will be removed in version 3.0; use 'tags' instead"
@@ -53,34 +49,18 @@ def test_each_line_is_warned_once():
     assert [warning.lineno for warning in caught] == [2, 3]
 
 
-def test_the_implementer_is_warned_at_the_definition():
+def test_the_implementer_of_an_old_hook_argument_is_warned_at_the_definition():
+    class Hooks:
+        @pluggy.HookspecMarker("acme")(warn_on_impl_args={"level": OLD.warning})
+        def hook(self, tags, level):
+            """A hook with an argument that goes."""
+
     plugin = module_of(
         "acme_plugin",
-        "import functools\n"
-        "def wrapped(f):\n"
-        "    @functools.wraps(f)\n"
-        "    def inner(*a):\n"
-        "        return f(*a)\n"
-        "    return inner\n"
-        "def hook(level):\n"
-        "    pass\n"
-        "class C:\n"
-        "    def method(self, level):\n"
-        "        pass\n"
-        "decorated = wrapped(hook)\n",
+        "import pluggy\n@pluggy.HookimplMarker('acme')\ndef hook(tags, level):\n    pass\n",
     )
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        for function in (plugin.hook, plugin.decorated, plugin.C().method, plugin.hook):
-            warn_implementer(OLD, function)
-    assert [(w.filename, w.lineno) for w in caught] == [
-        ("/acme_plugin.py", 7),
-        ("/acme_plugin.py", 10),
-    ]
-    assert all(str(w.message) == TEXT for w in caught)
-
-
-def test_what_has_no_code_is_warned_about_where_it_was_found():
-    with pytest.warns(HardpointDeprecationWarning) as caught:
-        warn_implementer(OLD, len)
-    assert caught[0].filename == __file__
+    manager = pluggy.PluginManager("acme")
+    manager.add_hookspecs(Hooks)
+    with pytest.warns(HardpointDeprecationWarning, match=TEXT) as caught:
+        manager.register(plugin)
+    assert [(each.filename, each.lineno) for each in caught] == [("/acme_plugin.py", 2)]

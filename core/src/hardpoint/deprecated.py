@@ -1,5 +1,9 @@
-"""Deprecation: one warning at the line of whoever uses or implements the old thing, with what
-replaces it and the version that removes it.
+"""Deprecation: one warning at the line of whoever uses the old thing, with what replaces it and the
+version that removes it.
+
+Implementers of an old hook, or of an old argument of one, are warned at their own line by pluggy,
+to which the specification gives :attr:`Deprecation.warning` (``warn_on_impl``,
+``warn_on_impl_args``).
 
 Whether a line was warned about already is remembered where Python itself remembers it: in the
 ``__warningregistry__`` of the module that holds the line. Nothing is kept here.
@@ -9,9 +13,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 from attrs import frozen
 
@@ -46,36 +48,19 @@ def warn_caller(deprecation: Deprecation, *, package: str = "hardpoint") -> None
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - what warnings itself uses
     while frame is not None and _is_within(frame, package) and frame.f_back is not None:
         frame = frame.f_back
-    if frame is not None:
-        _warn(deprecation, frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
-
-
-def warn_implementer(deprecation: Deprecation, function: Callable[..., Any]) -> None:
-    """Warn at the line where a plugin defines ``function``, which implements the old thing.
-
-    Called by the registry when a plugin is registered. Decorated functions and methods are looked
-    through; what has no Python code is warned about at this function's caller.
-    """
-    while (inner := getattr(function, "__wrapped__", None)) is not None:
-        function = inner
-    code = getattr(function, "__code__", None)
-    if code is None:
-        warnings.warn(deprecation.warning, stacklevel=2)
+    if frame is None:
         return
-    _warn(deprecation, code.co_filename, code.co_firstlineno, function.__globals__)
+    module = frame.f_globals
+    warnings.warn_explicit(
+        deprecation.warning,
+        category=HardpointDeprecationWarning,
+        filename=frame.f_code.co_filename,
+        lineno=frame.f_lineno,
+        module=module.get("__name__"),
+        registry=module.setdefault("__warningregistry__", {}),
+    )
 
 
 def _is_within(frame: FrameType, package: str) -> bool:
     name = str(frame.f_globals.get("__name__", ""))
     return name == package or name.startswith(f"{package}.")
-
-
-def _warn(deprecation: Deprecation, file: str, line: int, module: dict[str, Any]) -> None:
-    warnings.warn_explicit(
-        deprecation.warning,
-        category=HardpointDeprecationWarning,
-        filename=file,
-        lineno=line,
-        module=module.get("__name__"),
-        registry=module.setdefault("__warningregistry__", {}),
-    )
