@@ -105,9 +105,26 @@ def test_tags_that_are_refused(given):
 @pytest.mark.parametrize("level", [0, 3, None, "1", 1.5])
 def test_levels_that_are_refused(level):
     with pytest.raises(ValueError, match="sleep level must be one of"):
-        SleepState().check_level(level)
+        SleepState().has_slept(level)
     for fine in LEVELS:
-        SleepState().check_level(fine)
+        assert not SleepState().has_slept(fine)
+
+
+def test_a_sleep_where_something_sleeps_is_the_same_sleep_or_an_error():
+    state = SleepState()
+    state.slept(1)
+    assert state.has_slept(1)
+    with pytest.raises(SleepStateError, match=r"weights asleep.*weights kept: wake_up\(\) first$"):
+        state.has_slept(2)
+    state.woke(["weights"])
+    for level, way_out in ((1, "first$"), (2, r"or discard\(tags=\['weights'\]\)$")):
+        with pytest.raises(SleepStateError, match=f"weights awake, kv_cache asleep.*{way_out}"):
+            state.has_slept(level)
+    state.discarded(["weights"])
+    assert state.has_slept(2)
+    state.partial(["weights"])
+    with pytest.raises(SleepStateError, match="weights partial"):
+        state.has_slept(2)
 
 
 class RandomUse(RuleBasedStateMachine):

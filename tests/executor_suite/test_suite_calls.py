@@ -286,3 +286,9 @@ def test_a_hundred_calls_after_failures_and_timeouts_match_their_own_ids(group, 
             assert caught.value.__cause__.args == (number,), f"seed {seed}"
         else:
             assert future.result(20) == [number] * world_size, f"seed {seed}"
+
+
+def test_the_workers_shutdown_is_not_called_alone(group, world_size):
+    with pytest.raises(LifecycleError, match=r"executor\.shutdown\(\)"):
+        group.collective_rpc("shutdown")
+    assert group.collective_rpc(lambda worker: worker.rank) == list(range(world_size))

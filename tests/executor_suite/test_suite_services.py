@@ -375,6 +375,16 @@ def test_level_two_needs_a_reload(group, steps):
         assert group.execute_model(steps.new(f"after {cycle}")).tokens == tokens
 
 
+def test_a_deeper_sleep_of_what_sleeps_in_part_is_refused_not_ignored(group, steps):
+    group.sleep(1)
+    group.wake_up(["weights"])
+    with pytest.raises(SleepStateError, match=r"kv_cache asleep.*or discard\(tags=\['weights"):
+        group.sleep(2)
+    assert group.sleeping_tags == {"kv_cache"}
+    group.wake_up()
+    assert group.execute_model(steps.new()).tokens
+
+
 def test_discard_frees_one_tag(group, steps):
     group.discard(["kv_cache"])
     assert group.sleeping_tags == {"kv_cache"}

@@ -139,6 +139,8 @@ class Executor(WorkerCalls):
         Messages for control, not for tensors. Raises ExecutorFailedError once the executor has
         failed.
         """
+        if method == "shutdown":
+            raise LifecycleError("the workers' shutdown is not called alone: executor.shutdown()")
         if reply_rank is not None and not 0 <= reply_rank < self.world_size:
             raise ValueError(
                 f"reply_rank {reply_rank} is not a rank (world size {self.world_size})"

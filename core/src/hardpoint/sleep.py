@@ -86,10 +86,24 @@ class SleepState:
                 }[state]
                 raise SleepStateError(f"{action} needs {tag} awake, it is {state.value}: {way_out}")
 
-    def check_level(self, level: int) -> None:
-        """Raise ValueError unless ``level`` is one of LEVELS."""
+    def has_slept(self, level: int) -> bool:
+        """Whether all sleeps already, as deeply as ``level``.
+
+        Raises ValueError unless ``level`` is one of LEVELS, and SleepStateError if only a part
+        sleeps, or less deeply: what is to become of the rest is not for a guess.
+        """
         if level not in LEVELS:
             raise ValueError(f"sleep level must be one of {LEVELS}, not {level!r}")
+        if not self.is_sleeping:
+            return False
+        deep = level == 1 or self._dropped_weights
+        if deep and all(state is Residency.ASLEEP for state in self._state.values()):
+            return True
+        now = ", ".join(f"{tag} {state.value}" for tag, state in self._state.items())
+        kept = "" if self._dropped_weights else ", with the weights kept"
+        awake = level == 2 and self._state["weights"] is Residency.AWAKE
+        other = ", or discard(tags=['weights'])" if awake else ""
+        raise SleepStateError(f"sleep({level}) finds {now}{kept}: wake_up() first{other}")
 
     def slept(self, level: int) -> None:
         """Everything sleeps now; level 2 has dropped the weights (dropped ones stay so)."""

@@ -325,11 +325,10 @@ class WorkerCalls(ABC):
 
     def sleep(self, level: int = 1) -> list[SleepReport]:
         """Give memory back. Level 1 keeps weights on the host and drops the KV cache; level 2 drops
-        both.
+        both. Raises SleepStateError if something sleeps already, but not all of it as deeply.
         """
         self.platform.require(Capability.SLEEP)
-        self.sleep_state.check_level(level)
-        if self.is_sleeping:
+        if self.sleep_state.has_slept(level):
             self.logger.warning("already asleep: %s", ", ".join(sorted(self.sleeping_tags)))
             return []
         reports = self._move("sleep", check_tags(None), level, weights_dropped=level == 2)

@@ -293,8 +293,7 @@ class WorkerHost:
     # Sleep, for this rank alone; the driver keeps the same machine for the group.
 
     def _sleep(self, level: int) -> SleepReport:
-        self.sleep_state.check_level(level)
-        if self.sleep_state.is_sleeping:
+        if self.sleep_state.has_slept(level):
             return _NOTHING_MOVED
         self.sleep_state.partial(check_tags(None), weights_dropped=level == 2)
         report = self.worker.sleep(level)
