@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from attrs import evolve
 
 from hardpoint.errors import ExecutorFailedError, LifecycleError
+from hardpoint.isolation import log_error
 from hardpoint.rpc.calls import Call, CallTable, Gather
 from hardpoint.rpc.deadlines import Deadlines
 from hardpoint.worker_calls import WorkerCalls
@@ -312,8 +313,8 @@ class Executor(WorkerCalls):
         for told in (tell, *(partial(callback, error) for callback in callbacks)):
             try:
                 told()
-            except Exception:
-                self.logger.exception("a failure callback raised")
+            except BaseException as raised:  # noqa: BLE001 - the thread is that of others
+                log_error(self.logger, "a failure callback raised", raised)
 
     @property
     def failure(self) -> BaseException | None:

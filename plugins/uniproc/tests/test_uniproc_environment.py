@@ -53,27 +53,47 @@ def test_variables_that_agree_are_fine(monkeypatch):
     assert start(monkeypatch, {"ACME_MODE": "fast"}, {})
 
 
-def test_a_loop_that_ends_is_told_as_the_workers_death():
+def test_a_loop_that_ends_is_told_as_the_workers_death(monkeypatch):
     executor_class, config, registry, platform = prepare()
     with executor_class.start(config, registry, platform) as executor:
         heard = []
         executor.register_failure_callback(heard.append)
+        executor.register_failure_callback(leave)
 
-        def leave(future):
-            raise SystemExit(5)  # what a careless callback can do to the thread that calls it
+        def broken(reply):
+            raise WithoutNotesError(5)
 
         blocked = executor.collective_rpc(hold, non_block=True)
-        doomed = executor.collective_rpc("supported_tasks", non_block=True)
-        pending = executor.collective_rpc("supported_tasks", non_block=True)
-        doomed.add_done_callback(leave)
+        monkeypatch.setattr(executor.calls, "deliver", broken)
         RELEASE.set()
-        blocked.result(20)
-        death = pending.exception(20)
+        death = blocked.exception(20)
         assert isinstance(death, WorkerDiedError)
-        assert isinstance(death.__cause__, SystemExit)
+        assert isinstance(death.__cause__, WithoutNotesError)
         assert heard == [death]
         with pytest.raises(ExecutorFailedError, match="worker rank 0"):
             executor.check_health()
+
+
+def test_a_callback_that_raises_ends_no_worker():
+    executor_class, config, registry, platform = prepare()
+    with executor_class.start(config, registry, platform) as executor:
+        for _ in range(2):
+            future = executor.collective_rpc("supported_tasks", non_block=True)
+            future.add_done_callback(leave)
+            assert executor.collective_rpc("supported_tasks", timeout=20) == future.result(20)
+        executor.check_health()
+
+
+def leave(_):
+    raise SystemExit(5)  # what a careless callback can do to the thread that calls it
+
+
+class WithoutNotesError(BaseException):
+    """Its traceback cannot be told."""
+
+    @property
+    def __notes__(self):
+        raise SystemExit(9)
 
 
 RELEASE = threading.Event()

@@ -8,6 +8,7 @@ bring deadlines.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
@@ -16,8 +17,11 @@ from typing import Any
 from attrs import define, field, frozen
 
 from hardpoint.errors import CallTimeoutError, EncodingError, ExecutorFailedError
+from hardpoint.isolation import log_error, text_of
 from hardpoint.rpc import codec
 from hardpoint.rpc.failures import RemoteFailure
+
+_logger = logging.getLogger("hardpoint.executor")
 
 __all__ = ["Call", "CallTable", "Gather", "PackedCall", "RemoteFailure", "Reply"]
 
@@ -113,16 +117,27 @@ class Gather:
             return True
 
     def take(self, reply: Reply) -> None:
-        """Use one rank's answer; the first error, or the last answer, completes the future."""
+        """Use one rank's answer; the first error, or the last answer, completes the future.
+
+        What the answer's own code raises while it is rebuilt, be it SystemExit, is the error.
+        """
         name = self.call.name
-        if reply.failure is not None:
-            self.finish(error=reply.failure.raised_by(reply.rank, name))
-            return
         try:
+            if reply.failure is not None:
+                self.finish(error=reply.failure.raised_by(reply.rank, name))
+                return
             parcel = reply.value
             value = None if parcel is None else codec.unpack(parcel, f"result of {name!r}")
         except EncodingError as error:
             self.finish(error=error)
+            return
+        except BaseException as error:  # noqa: BLE001 - else nobody would end the call
+            wrong = EncodingError(
+                f"the answer of rank {reply.rank} to {name!r} cannot be used here: its own code "
+                f"raised {type(error).__name__}: {text_of(error)}"
+            )
+            wrong.__cause__ = error
+            self.finish(error=wrong)
             return
         with self._lock:
             self.values[reply.rank] = value
@@ -135,7 +150,10 @@ class Gather:
                 self.finish(value=self.values[rank])
 
     def finish(self, value: Any = None, error: BaseException | None = None) -> None:
-        """Complete the future, unless it was cancelled or is complete already."""
+        """Complete the future, unless it was cancelled or is complete already.
+
+        Its callbacks run here, on the thread of others; what they raise is logged.
+        """
         with self._lock:
             if self._ended:
                 return
@@ -151,6 +169,12 @@ class Gather:
                 self.future.set_exception(error)
         except InvalidStateError:  # a caller completed its own future: that is its affair
             return
+        except BaseException as raised:
+            main = threading.current_thread() is threading.main_thread()
+            if main and isinstance(raised, KeyboardInterrupt):
+                raise  # Ctrl-C, of which only the main thread hears
+            what = f"a callback of {self.call.name!r} raised, and those after it were not called"
+            log_error(_logger, what, raised)
 
 
 class CallTable:

@@ -18,6 +18,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from attrs import frozen
 
 from hardpoint.errors import EncodingError
+from hardpoint.isolation import text_of
 from hardpoint.messages import (
     DraftTokenIds,
     GrammarOutput,
@@ -66,10 +67,12 @@ def encode(value: object, where: str) -> bytes:
 
 
 def decode(data: bytes, where: str) -> Any:
-    """Decode what :func:`encode` made; raise EncodingError if its own code fails to rebuild it."""
+    """Decode what :func:`encode` made; raise EncodingError if its own code fails to rebuild it,
+    by whatever exception.
+    """
     try:
         return pickle.loads(data)  # noqa: S301 - bytes of our own local channel only
-    except Exception as error:
+    except BaseException as error:
         raise EncodingError(
             f"{where} was sent but cannot be rebuilt here ({_one_line(error)}). Its class must be "
             f"importable and able to be copied by pickle."
@@ -107,7 +110,7 @@ def encode_exception(error: BaseException) -> bytes | None:
     try:
         data: bytes = cloudpickle.dumps(error, protocol=5)
         copy = pickle.loads(data)  # noqa: S301 - made in the line above
-    except Exception:  # noqa: BLE001 - its own code may raise anything; its text still travels
+    except BaseException:  # noqa: BLE001 - its own code may raise anything; its text travels
         return None
     return data if type(copy) is type(error) else None
 
@@ -116,7 +119,7 @@ def decode_exception(data: bytes) -> BaseException | None:
     """Return the exception, or None if its class is not to be had in this process."""
     try:
         error = pickle.loads(data)  # noqa: S301 - bytes of our own local channel only
-    except Exception:  # noqa: BLE001 - as above
+    except BaseException:  # noqa: BLE001 - as above
         return None
     return error if isinstance(error, BaseException) else None
 
@@ -139,7 +142,7 @@ def _immutable_values(kwargs: Mapping[str, Any]) -> bool:
 
 
 def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    return f"{type(error).__name__}: {text_of(error)}".splitlines()[0][:300]
 
 
 def _encodable(value: object) -> bool:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import traceback
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from attrs import frozen
 
 from hardpoint.errors import HardpointError, RemoteError
+from hardpoint.isolation import LONGEST_TEXT, clipped, text_of, traceback_of
 from hardpoint.rpc import codec
 
+_R = TypeVar("_R")
+
 _LONGEST_CHAIN = 8
+_LARGEST_BODY = 16 * LONGEST_TEXT
+"""Bytes of an encoded exception; of a larger one only the text travels."""
 
 
 @frozen(kw_only=True)
@@ -30,15 +36,26 @@ class RemoteFailure:
 
     @classmethod
     def of(cls, error: BaseException, depth: int = _LONGEST_CHAIN) -> RemoteFailure:
-        """Describe ``error``. Called in the worker, for anything that a worker method raised."""
-        cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        """Describe ``error``. Called in the worker, for anything that a worker method raised.
+
+        Never raises, whatever the exception's own code does; texts are clipped.
+        """
+        troubles: list[str] = []
+        notes = _tried(lambda: _notes(getattr(error, "__notes__", ())), troubles) or ()
+        encoded = codec.encode_exception(error)
+        if encoded is not None and len(encoded) > _LARGEST_BODY:
+            troubles.append(f"{len(encoded)} bytes of it are too many to send: only its text is")
+            encoded = None
+        cause = None
+        if depth > 0 and (before := _tried(lambda: _before(error), troubles)) is not None:
+            cause = cls.of(before, depth - 1)
         return cls(
             type_name=qualified_name(type(error)),
-            message=_text(error),
-            traceback="".join(traceback.format_exception(error)),
-            notes=tuple(str(note) for note in getattr(error, "__notes__", ())),
-            encoded=codec.encode_exception(error),
-            cause=cls.of(cause, depth - 1) if cause is not None and depth > 0 else None,
+            message=text_of(error),
+            traceback=traceback_of(error),
+            notes=(*notes, *troubles),
+            encoded=encoded,
+            cause=cause,
         )
 
     def original(self) -> BaseException | None:
@@ -47,7 +64,10 @@ class RemoteFailure:
             return None
         error = codec.decode_exception(self.encoded)
         if error is not None and self.cause is not None:
-            error.__cause__ = self.cause.original()
+            try:
+                error.__cause__ = self.cause.original()
+            except BaseException:  # noqa: BLE001 - a class of its own mind; it goes without
+                return error
         return error
 
     def raised_by(self, rank: int, method: str) -> RemoteError:
@@ -80,8 +100,29 @@ def qualified_name(kind: type) -> str:
     )
 
 
-def _text(error: BaseException) -> str:
+def _tried(read: Callable[[], _R], troubles: list[str]) -> _R | None:
+    """Return ``read()``, or None and a trouble more: an exception's own code may raise anything."""
     try:
-        return str(error)
-    except Exception as broken:  # noqa: BLE001 - another's __str__ may raise anything
-        return f"<its __str__ raised {type(broken).__name__}>"
+        return read()
+    except BaseException as broken:  # noqa: BLE001 - told in the failure's notes
+        troubles.append(f"it cannot be told in full: its own code raised {type(broken).__name__}")
+        return None
+
+
+def _before(error: BaseException) -> BaseException | None:
+    """Return what ``error`` was raised from, or while handling."""
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return before if isinstance(before, BaseException) else None
+
+
+def _notes(notes: Iterable[object]) -> tuple[str, ...]:
+    """Return the notes as texts, of no more than LONGEST_TEXT together."""
+    told: list[str] = []
+    left = LONGEST_TEXT
+    for note in notes:
+        if left <= 0:
+            told.append("more notes are cut here")
+            break
+        told.append(clipped(str(note)))
+        left -= len(told[-1]) + 1
+    return tuple(told)

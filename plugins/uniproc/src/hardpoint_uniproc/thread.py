@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 
 from hardpoint.errors import ExecutorFailedError
+from hardpoint.isolation import log_error
 from hardpoint.records import WorkerHealth
 from hardpoint.rpc.calls import CallTable, PackedCall
 from hardpoint.rpc.deadlines import Deadlines
@@ -97,9 +98,9 @@ class WorkerThread:
         self._built.set_result(None)
         try:
             self._serve(host)
-        except BaseException as error:
-            _logger.exception("the worker thread failed")
+        except BaseException as error:  # noqa: BLE001 - the executor fails by it
             self._died(error)
+            log_error(_logger, "the worker thread failed", error)
         finally:
             host.close()
 
