@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from hardpoint.messages import Logprobs
@@ -98,7 +99,7 @@ class Completion:
 
 class Generation:
     """One request with its ``n`` answers. ``changed`` says whether a snapshot would tell more than
-    the last one.
+    the last one. It grows on one thread and may be looked at on others.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Generation:
         self.changed = False
         self._tokenizer = tokenizer
         self._open = len(self.completions)
+        self._lock = threading.RLock()
 
     @property
     def finished(self) -> bool:
@@ -128,44 +130,52 @@ class Generation:
 
     def add(self, index: int, output: EngineOutput) -> bool:
         """Take one step's output for answer ``index``; return whether a stop string ended it."""
-        self.changed = True
-        if output.prompt_logprobs is not None and self.prompt_logprobs is None:
-            rows = output.prompt_logprobs
-            scores = [token_logprobs(rows, row, self._tokenizer) for row in range(len(rows.ids))]
-            self.prompt_logprobs = [None, *scores]
-        self.metrics = output.metrics or self.metrics
-        if output.finish_reason is not None and self._open:
-            self._open -= 1
-        self.error = self.error or output.error
-        return self.completions[index].add(output)
+        with self._lock:
+            if output.prompt_logprobs is not None and self.prompt_logprobs is None:
+                rows = output.prompt_logprobs
+                scores = [
+                    token_logprobs(rows, row, self._tokenizer) for row in range(len(rows.ids))
+                ]
+                self.prompt_logprobs = [None, *scores]
+            self.metrics = output.metrics or self.metrics
+            self.error = self.error or output.error
+            stopped = self.completions[index].add(output)
+            if output.finish_reason is not None and self._open:
+                self._open -= 1
+            self.changed = True
+            return stopped
 
     def fail(self, error: BaseException) -> None:
         """End all answers that are still open by ``error``."""
-        if not self.finished:
-            self.error = self.error or error
-            self.end("error")
+        with self._lock:
+            if not self.finished:
+                self.error = self.error or error
+                self.end("error")
 
     def end(self, reason: FinishReason) -> None:
         """End all answers that are still open for ``reason``, without waiting for the engine."""
-        self.changed = self.changed or not self.finished
-        self._open = 0
-        for completion in self.completions:
-            if not completion.finished:
-                completion.finish(reason)
+        with self._lock:
+            for completion in self.completions:
+                if not completion.finished:
+                    completion.finish(reason)
+            self.changed = self.changed or not self.finished
+            self._open = 0
 
     def snapshot(self) -> RequestOutput:
         """Return the request as it is now."""
-        self.changed = False
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=list(self.prompt_token_ids),
-            outputs=[completion.snapshot() for completion in self.completions],
-            finished=self.finished,
-            prompt_logprobs=self.prompt_logprobs,
-            metrics=self.metrics,
-            error=self.error,
-        )
+        with self._lock:
+            now = RequestOutput(
+                request_id=self.request_id,
+                prompt=self.prompt,
+                prompt_token_ids=list(self.prompt_token_ids),
+                outputs=[completion.snapshot() for completion in self.completions],
+                finished=self.finished,
+                prompt_logprobs=self.prompt_logprobs,
+                metrics=self.metrics,
+                error=self.error,
+            )
+            self.changed = False
+            return now
 
 
 def token_logprobs(rows: Logprobs, row: int, tokenizer: Tokenizer) -> TokenLogprobs:

@@ -1,6 +1,6 @@
 """The engine core: holds requests, plans steps, has them executed, gives out what they yield.
 
-Runs in the driver, on the threads of its callers, and has none of its own. ``step`` is called by
+Runs in the driver and has no thread of its own (LLM gives it one). ``step`` is called by
 one thread at a time; everything else by any thread at any time, also while a step runs.
 """
 
@@ -106,13 +106,20 @@ class EngineCore:
 
     # Requests.
 
-    def add_request(self, request: EngineRequest) -> None:
-        """Let a request wait for its turn. Any thread, any time.
+    def check_request(self, request: EngineRequest) -> None:
+        """Raise what ``add_request`` would raise of this request by itself. Changes nothing."""
+        self._require_alive()
+        self._intake.check(request)
+
+    def add_request(self, request: EngineRequest, *, checked: bool = False) -> None:
+        """Let a request wait for its turn; ``checked`` says that ``check_request`` let it pass. Any
+        thread, any time.
 
         Raises InvalidRequestError or UnsupportedError if it cannot be served, ExecutorFailedError
         if the engine has ended; then nothing has changed for anybody else.
         """
-        self._intake.check(request)
+        if not checked:
+            self._intake.check(request)
         with self._lock:
             self._require_alive()
             if request.req_id in self.scheduler.roster:
@@ -347,11 +354,10 @@ class EngineCore:
         not ended are aborted: one more ``step`` gives their last outputs. Idempotent.
         """
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._flight = None
-            self.scheduler.roster.end_all("abort")
+            if not self._closed:
+                self._closed = True
+                self._flight = None
+                self.scheduler.roster.end_all("abort")
         self.executor.shutdown(timeout)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,6 @@
-"""The front of the engine: texts in, texts out. Runs in the driver, in the caller's thread."""
+"""The front of the engine: texts in, texts out. Runs in the driver, in the callers' threads; the
+engine computes on a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import itertools
 import os
 import threading
 import time
-from collections import deque
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,11 +20,12 @@ from hardpoint.checkpoints.gguf_description import ARCHITECTURES
 from hardpoint.config import Config
 from hardpoint.config.loading import load_config
 from hardpoint.default_model import with_model
-from hardpoint.errors import CheckpointError, HardpointError, InvalidRequestError
+from hardpoint.errors import CheckpointError, InvalidRequestError
 from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_engine.build import Choice, start_engine
 from hardpoint_engine.completion import Generation
+from hardpoint_engine.engine_thread import Call, EngineThread, part_id, stopped_engine
 from hardpoint_engine.outputs import RequestOutput
 from hardpoint_engine.prompts import (
     Prompt,
@@ -35,7 +38,7 @@ from hardpoint_engine.prompts import (
     numbered,
     split,
 )
-from hardpoint_engine.request import EngineOutput, EngineRequest
+from hardpoint_engine.request import EngineRequest
 from hardpoint_engine.result_stream import ResultStream
 from hardpoint_engine.text.chat_template import ChatTemplate
 from hardpoint_engine.text.tokenizer import Tokenizer, load_tokenizer, tokenizer_source
@@ -98,15 +101,12 @@ class LLM:
             texts.add_done_callback(_close)
             raise
         self._closed = False
-        self._stepping = threading.Lock()
-        self._state = threading.RLock()
-        self._stepped = threading.Condition(self._state)
-        self._num_steps = 0
         self._ids = itertools.count()
-        self._routes: dict[str, tuple[Generation, int]] = {}
-        self._dropped: deque[str] = deque()
         self._texts = texts
+        self._thread = EngineThread(self.core)
+        self._finalizer = weakref.finalize(self, _end, self.core, self._thread, texts)
         try:
+            self._thread.start()
             self.tokenizer, self._template = texts.result()
         except BaseException:
             self.shutdown()
@@ -189,8 +189,8 @@ class LLM:
 
     def abort(self, request_id: str) -> None:
         """End a request, in whatever state; unknown and finished ids are let pass. Idempotent."""
-        with self._state:
-            self._abort(request_id)
+        self._thread.require_own_process()
+        self._thread.abort([request_id])
 
     # The rest of the engine.
 
@@ -220,14 +220,10 @@ class LLM:
 
     def shutdown(self, timeout: float = SHUTDOWN_TIMEOUT) -> None:
         """End the workers and give everything back within ``timeout`` seconds. Idempotent."""
-        if self._closed:
-            return
         self._closed = True
-        try:
-            self.core.shutdown(timeout)
-        finally:
-            self._texts.add_done_callback(_close)
-            self._fail_all(HardpointError("the engine was shut down"))
+        if self._finalizer.alive:
+            _end(self.core, self._thread, self._texts, timeout)
+            self._finalizer.detach()
 
     def __enter__(self) -> Self:
         return self
@@ -271,12 +267,11 @@ class LLM:
     def _run(
         self, prompts: Sequence[PromptTokens], params: Sequence[SamplingParams]
     ) -> list[RequestOutput]:
-        generations = self._submit(prompts, params)
+        generations: list[Generation] = []
         try:
-            while not all(generation.finished for generation in generations):
-                self._step()
+            self._thread.wait(self._submit(prompts, params, generations, stepwise=False))
         except BaseException:
-            self._dropped.extend(generation.request_id for generation in generations)
+            self._thread.abort([generation.request_id for generation in generations])
             raise
         for generation in generations:
             if generation.error is not None:
@@ -284,119 +279,76 @@ class LLM:
         return [generation.snapshot() for generation in generations]
 
     def _stream(self, prompt: PromptTokens, sampling: SamplingParams) -> ResultStream:
-        (generation,) = self._submit([prompt], [sampling])
-        return ResultStream(generation, self._step, self._dropped.append, self._state)
-
-    def _submit(
-        self, prompts: Sequence[PromptTokens], params: Sequence[SamplingParams]
-    ) -> list[Generation]:
-        """Queue all or none."""
-        self._require_open()
-        arrival = time.monotonic()
         generations: list[Generation] = []
         try:
-            for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
-                generations.append(self._new_generation(prompt, sampling))
-                _about(index, len(prompts), self._add, generations[-1], sampling, arrival)
+            call = self._submit([prompt], [sampling], generations, stepwise=True)
+            return ResultStream(call, self._wait, self._drop)
         except BaseException:
-            for generation in generations:
-                self.abort(generation.request_id)
+            self._thread.abort([generation.request_id for generation in generations])
             raise
-        return generations
 
-    def _new_generation(self, prompt: PromptTokens, sampling: SamplingParams) -> Generation:
-        return Generation(
-            request_id=str(next(self._ids)),
-            prompt=prompt.text,
-            prompt_token_ids=prompt.ids,
-            sampling=sampling,
-            tokenizer=self.tokenizer,
-        )
+    def _wait(self, call: Call) -> None:
+        self._thread.require_own_process()
+        self._thread.wait(call)
 
-    def _add(self, generation: Generation, sampling: SamplingParams, arrival: float) -> None:
-        sampling.check_vocabulary(self.description.vocab_size)
-        for index, own in enumerate(split(sampling)):
-            req_id = part_id(generation.request_id, index, sampling.n)
-            request = EngineRequest(
-                req_id=req_id, prompt=generation.prompt_token_ids, sampling=own, arrival=arrival
+    def _drop(self, request_id: str) -> None:
+        if not self._thread.foreign:
+            self._thread.abort([request_id])
+
+    def _submit(
+        self,
+        prompts: Sequence[PromptTokens],
+        params: Sequence[SamplingParams],
+        generations: list[Generation],
+        *,
+        stepwise: bool,
+    ) -> Call:
+        """Queue all or none, and add them to ``generations`` before they are queued."""
+        self._require_open()
+        arrival = time.monotonic()
+        requests = []
+        for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
+            request_id = str(next(self._ids))
+            requests.append(
+                _about(
+                    index, len(prompts), self._requests, request_id, prompt.ids, sampling, arrival
+                )
             )
-            with self._state:  # no output before its route
-                self.core.add_request(request)
-                self._routes[req_id] = (generation, index)
+            generations.append(
+                Generation(
+                    request_id=request_id,
+                    prompt=prompt.text,
+                    prompt_token_ids=prompt.ids,
+                    sampling=sampling,
+                    tokenizer=self.tokenizer,
+                )
+            )
+        call = Call(generations, stepwise=stepwise)
+        self._thread.submit(call, requests)
+        return call
 
-    def _step(self) -> None:
-        """Compute one step for everybody and hand its outputs out; or, if another thread is at it,
-        wait until it has.
-        """
-        with self._state:
-            self._require_open()
-            seen = self._num_steps
-        if not self._stepping.acquire(blocking=False):
-            with self._stepped:
-                self._stepped.wait_for(lambda: self._num_steps != seen)
-            return
-        try:
-            self._step_alone()
-        finally:
-            self._stepping.release()
-            with self._stepped:
-                self._num_steps += 1
-                self._stepped.notify_all()
-
-    def _step_alone(self) -> None:
-        while self._dropped:
-            self.abort(self._dropped.popleft())
-        if not self._routes:
-            return
-        try:
-            outputs = self.core.step()
-        except Exception as error:
-            if not self.core.alive:
-                self._fail_all(error)
-            raise
-        with self._state:
-            for output in outputs:
-                self._deliver(output)
-            if not outputs and not self.core.has_unfinished():
-                self._fail_all(HardpointError("the engine lost the request without a word"))
-
-    def _deliver(self, output: EngineOutput) -> None:
-        route = self._routes.get(output.req_id)
-        if route is None:
-            return
-        generation, index = route
-        if output.finish_reason is not None:
-            del self._routes[output.req_id]
-        try:
-            stopped = generation.add(index, output)
-        except Exception as error:  # noqa: BLE001 - it ends this request; its neighbours go on
-            generation.fail(error)
-            self._abort(generation.request_id)
-            return
-        if stopped:  # the engine's last word comes with the next step
-            self.core.abort(output.req_id, "stop", generation.completions[index].stop_reason)
-
-    def _abort(self, request_id: str) -> None:
-        for req_id, (generation, _) in list(self._routes.items()):
-            if generation.request_id == request_id:
-                del self._routes[req_id]
-                self.core.abort(req_id)
-                generation.end("abort")
-
-    def _fail_all(self, error: BaseException) -> None:
-        with self._state:
-            for generation, _ in self._routes.values():
-                generation.fail(error)
-            self._routes.clear()
+    def _requests(
+        self, request_id: str, prompt: tuple[int, ...], sampling: SamplingParams, arrival: float
+    ) -> list[EngineRequest]:
+        """Return a request's parts, one for each answer, checked."""
+        sampling.check_vocabulary(self.description.vocab_size)
+        requests = [
+            EngineRequest(
+                req_id=part_id(request_id, index, sampling.n),
+                prompt=prompt,
+                sampling=own,
+                arrival=arrival,
+            )
+            for index, own in enumerate(split(sampling))
+        ]
+        for request in requests:
+            self.core.check_request(request)
+        return requests
 
     def _require_open(self) -> None:
+        self._thread.require_own_process()
         if self._closed:
-            raise HardpointError("the engine was shut down; start a new one")
-
-
-def part_id(request_id: str, index: int, count: int) -> str:
-    """Return the engine's id of answer ``index`` of a request with ``count`` answers."""
-    return request_id if count == 1 else f"{request_id}-{index}"
+            raise stopped_engine()
 
 
 def _source(config: Config) -> Path | None:
@@ -438,6 +390,21 @@ def in_background(source: Path | None, *, chat: bool) -> Future[Texts]:
 
     threading.Thread(target=read, name="hardpoint-tokenizer", daemon=True).start()
     return future
+
+
+def _end(
+    core: EngineCore, thread: EngineThread, texts: Future[Texts], timeout: float = SHUTDOWN_TIMEOUT
+) -> None:
+    """Give back what an engine has. In a forked child nothing is its own: nothing is done there."""
+    if thread.foreign:
+        return
+    deadline = time.monotonic() + timeout
+    thread.end(stopped_engine())
+    try:
+        core.shutdown(timeout)
+    finally:
+        texts.add_done_callback(_close)
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _close(texts: Future[Texts]) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
-from hardpoint_engine.completion import Generation
+from hardpoint_engine.engine_thread import Call
 from hardpoint_engine.outputs import RequestOutput
 
 
@@ -15,20 +14,17 @@ class ResultStream(Iterator[RequestOutput]):
     """Iterates over the states of one request, each with all that was generated so far.
 
     The last is ``finished``. What arrived since the last ``next()`` comes as one. Raises what the
-    request failed by. Leaving it early (``close``, ``with``, or dropping it) aborts the request.
+    request failed by. Leaving it early (``close``, ``with``, dropping it, or an interrupt while it
+    waits) aborts the request.
     """
 
     def __init__(
-        self,
-        generation: Generation,
-        step: Callable[[], None],
-        drop: Callable[[str], None],
-        lock: AbstractContextManager[object],
+        self, call: Call, wait: Callable[[Call], None], drop: Callable[[str], None]
     ) -> None:
-        self._generation = generation
-        self._step = step
+        self._call = call
+        (self._generation,) = call.generations
+        self._wait = wait
         self._drop = drop
-        self._lock = lock
         self._ended = False
 
     @property
@@ -37,16 +33,20 @@ class ResultStream(Iterator[RequestOutput]):
         return self._generation.request_id
 
     def __next__(self) -> RequestOutput:
-        generation = self._generation
-        while not self._ended and not generation.changed:
-            self._step()
         if self._ended:
             raise StopIteration
-        with self._lock:
-            self._ended = generation.finished
-            if generation.error is not None:
-                raise generation.error
-            return generation.snapshot()
+        try:
+            self._wait(self._call)
+            state = self._generation.snapshot()
+        except Exception:
+            raise
+        except BaseException:
+            self.close()
+            raise
+        self._ended = state.finished
+        if state.error is not None:
+            raise state.error
+        return state
 
     def close(self) -> None:
         """Abort the request unless it is finished. Idempotent."""

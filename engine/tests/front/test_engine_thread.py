@@ -1,0 +1,153 @@
+"""The engine's own thread: callers may be interrupted, shut down, forked or forgotten."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+from hardpoint.errors import ExecutorFailedError, HardpointError, LifecycleError
+from hardpoint_engine import LLM, SamplingParams
+
+SHORT = SamplingParams(temperature=0, max_tokens=8)
+LONG = SamplingParams(temperature=0, max_tokens=60)
+
+
+def start(**keys) -> LLM:
+    return LLM(**{"platform": "dummy", "load_format": "dummy", "max_model_len": 256} | keys)
+
+
+def ids(results) -> list[list[int]]:
+    return [result.outputs[0].token_ids for result in results]
+
+
+def engine_threads() -> list[str]:
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name in ("hardpoint-engine", "hardpoint-uni")]
+
+
+def test_a_storm_of_interrupts_tears_nothing():
+    """Interrupts at random places of the main thread; a neighbour's tokens stay right, and so do
+    those of the next call.
+    """
+    prompts = [[number, number + 1, number + 2] for number in range(8)]
+    draw = random.Random(5)
+    wrong: list[list[int]] = []
+    done = threading.Event()
+    with start(num_kv_blocks=40, max_num_batched_tokens=32) as llm:
+        expected = ids(llm.generate(prompts, LONG))
+
+        def neighbour() -> None:
+            while not done.is_set():
+                wrong.extend(
+                    tokens
+                    for tokens in ids(llm.generate(prompts[:1], LONG))
+                    if tokens != expected[0]
+                )
+
+        thread = threading.Thread(target=neighbour)
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        thread.start()
+        interrupts = 0
+        try:
+            while interrupts < 60:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0005, 0.01))
+                    try:
+                        llm.generate(prompts, LONG)
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupts += 1
+        finally:
+            signal.signal(signal.SIGALRM, before)
+            done.set()
+            thread.join()
+        assert not wrong
+        assert ids(llm.generate(prompts, LONG)) == expected
+        assert not llm.core.has_unfinished()
+
+
+def test_a_shutdown_ends_other_threads_calls_by_an_error():
+    llm = start(plugins={"dummy": {"step_seconds": 0.02}})
+    stepping = threading.Event()
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        stepping.set()
+        try:
+            llm.generate(["a"] * 4, SamplingParams(temperature=0, max_tokens=200))
+        except HardpointError as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    stepping.wait()
+    next(llm.stream("b", LONG))
+    llm.shutdown()
+    for thread in threads:
+        thread.join(10)
+    assert [type(error) for error in raised] == [ExecutorFailedError] * 2
+    assert "shut down" in str(raised[0])
+
+
+def test_every_waiting_caller_hears_once_what_a_step_raised():
+    with start() as llm:
+        llm.executor.sleep()
+        for _ in range(2):
+            with pytest.raises(HardpointError, match="sleep"):
+                llm.generate("a", SHORT)
+        llm.executor.wake_up()
+        assert len(ids(llm.generate("a", SHORT))[0]) == 8
+
+
+def test_nothing_stays_of_an_engine_that_is_forgotten_or_shut_down():
+    gc.collect()
+    before = engine_threads()
+    llm = start()
+    llm.generate("a", SHORT)
+    stream = llm.stream("a", LONG)
+    next(stream)
+    assert len(engine_threads()) == len(before) + 2
+    del llm, stream
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while engine_threads() != before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert engine_threads() == before
+    with start() as llm:
+        llm.generate("a", SHORT)
+    assert engine_threads() == before
+
+
+def test_a_forked_child_is_refused_at_once_and_its_parent_goes_on():
+    with start() as llm:
+        expected = ids(llm.generate("a", SHORT))
+        stream = llm.stream("a", SHORT)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(10)
+            refused = 0
+            for call in (
+                lambda: llm.generate("a", SHORT),
+                lambda: llm.stream("a", SHORT),
+                lambda: next(stream),
+                lambda: llm.abort("0"),
+            ):
+                with contextlib.suppress(BaseException):
+                    try:
+                        call()
+                    except LifecycleError:
+                        refused += 1
+            llm.shutdown()
+            os._exit(refused)
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 4
+        assert ids(llm.generate("a", SHORT)) == expected
+        assert ids(list(stream)[-1:]) == expected
