@@ -5,6 +5,8 @@ Called by the Registry, which keeps what they return and isolates what they rais
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,12 +15,21 @@ from attrs import NOTHING, fields, has
 from hardpoint.capabilities import SINCE, Capability
 from hardpoint.discovery import Plugin
 from hardpoint.errors import ConfigError
+from hardpoint.isolation import ended_within, prints_diverted
 from hardpoint.records import Problem, Verdict
 from hardpoint.references import resolve, resolve_class
 
 if TYPE_CHECKING:
     from hardpoint.platform import Platform
 
+
+_logger = logging.getLogger("hardpoint.registry")
+
+PROBE_SECONDS = 0.2
+"""How long a probe may take; a longer one is logged."""
+
+LONGEST_PROBE_SECONDS = 1.0
+"""How long a probe is waited for."""
 
 _OF_A_PLATFORM = ("name", "worker_class", "model_runner_class", "capabilities")
 """What :class:`hardpoint.platform.Platform` leaves to its subclasses beside the methods."""
@@ -47,6 +58,11 @@ def build_platform(plugin: Plugin, settings: object | None) -> Platform:
 
     Raises whatever its module raises, and TypeError or ValueError for a class of the wrong shape.
     """
+    with prints_diverted():
+        return _built_platform(plugin, settings)
+
+
+def _built_platform(plugin: Plugin, settings: object | None) -> Platform:
     from hardpoint.platform import Platform
 
     reference = plugin.record.platform
@@ -78,16 +94,28 @@ def build_platform(plugin: Plugin, settings: object | None) -> Platform:
 def build_verdict(plugin: Plugin, platform: Platform | None) -> Verdict:
     """Ask the probe of a platform, or of an executor, where ``platform`` is None.
 
-    Raises whatever the probe raises, and TypeError for what is no Verdict.
+    The probe runs on a thread of its own: one that does not end in time is left behind, and its
+    verdict is unavailable. Raises whatever the probe raises, and TypeError for what is no Verdict.
     """
-    if platform is not None:
-        verdict = platform.probe()
-    elif plugin.record.probe is None:
-        verdict = Verdict(available=True, reason="needs nothing but its distribution")
-    else:
-        verdict = plugin.record.probe()
+    probe = plugin.record.probe if platform is None else platform.probe
+    if probe is None:
+        return Verdict(available=True, reason="needs nothing but its distribution")
+    started = time.perf_counter()
+    with prints_diverted():
+        ended = ended_within(LONGEST_PROBE_SECONDS, probe)
+    seconds = time.perf_counter() - started
+    if seconds > PROBE_SECONDS:
+        _logger.warning("the probe of %s took %.1f s", plugin.label, seconds)
+    if ended is None:
+        late = f"its probe did not end within {LONGEST_PROBE_SECONDS:g} s"
+        return Verdict(available=False, reason=late)
+    verdict = ended.result()
     if not isinstance(verdict, Verdict):
         raise TypeError(f"the probe returned {verdict!r}, which is not a Verdict")
+    if type(verdict.priority) is not int:
+        raise TypeError(
+            f"the probe returned priority {verdict.priority!r}; it must be a whole number"
+        )
     return verdict
 
 

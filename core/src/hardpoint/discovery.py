@@ -20,6 +20,7 @@ from attrs import evolve, field, frozen
 import hardpoint
 from hardpoint import hookspecs
 from hardpoint.errors import HardpointError, IncompatiblePluginError
+from hardpoint.isolation import prints_diverted, text_of
 from hardpoint.metadata import GROUPS, Found, find, normalized
 from hardpoint.records import ExecutorRecord, ExtensionRecord, PlatformRecord
 from hardpoint.references import UnresolvedReferenceError
@@ -137,9 +138,10 @@ def check_requirement(plugin: Plugin) -> None:
         try:
             requirement = Requirement(line)
         except InvalidRequirement as error:
+            first = str(error).partition("\n")[0]  # more lines draw an arrow below the place
             raise IncompatiblePluginError(
                 f"{plugin.label} cannot be judged: its metadata says Requires-Dist: {line!r}: "
-                f"{error}. Reinstall {plugin.distribution}"
+                f"{first}. Reinstall {plugin.distribution}"
             ) from error
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
@@ -177,13 +179,16 @@ def load(plugin: Plugin) -> Plugin:
     """
     try:
         check_requirement(plugin)
-        module = _import(plugin.entry_point)
-        record = _identity(plugin, module)
+        with prints_diverted():
+            module = _import(plugin.entry_point)
+            record = _identity(plugin, module)
         check_api(plugin, record)
         _check_record(plugin, record)
     except IncompatiblePluginError as error:
         return evolve(plugin, state="refused", reason=str(error), error=error)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - kept with the plugin
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - kept with the plugin
         return failed(plugin, error)
     return evolve(plugin, state="loaded", record=record, module=module)
 
@@ -194,7 +199,8 @@ def failed(plugin: Plugin, error: BaseException, where: str = "") -> Plugin:
     Of a reference that could not be resolved, what a module raised is kept as the error.
     """
     told = isinstance(error, HardpointError)
-    reason = str(error) if told else f"{type(error).__name__}: {str(error) or 'no message'}"
+    text = text_of(error)
+    reason = text if told else f"{type(error).__name__}: {text or 'no message'}"
     if isinstance(error, UnresolvedReferenceError) and error.__cause__ is not None:
         error = error.__cause__
     reason = f"{where} raised {reason}" if where else reason

@@ -16,6 +16,7 @@ import pluggy
 from hardpoint import hookspecs
 from hardpoint.discovery import GROUPS
 from hardpoint.errors import PluginError
+from hardpoint.isolation import log_error, prints_diverted
 from hardpoint.suggestions import did_you_mean
 
 _logger = logging.getLogger("hardpoint.registry")
@@ -91,7 +92,10 @@ class HookTable:
     def call(self, key: Key, hook: str, arguments: Mapping[str, Any]) -> Any:
         """Call one plugin's implementation and return its answer; None if it has none."""
         implementation = self._implementation(key, hook)
-        return None if implementation is None else _call(implementation, arguments)
+        if implementation is None:
+            return None
+        with prints_diverted():
+            return _call(implementation, arguments)
 
     def answers(self, hook: str, arguments: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
         """Yield each plugin in use that implements ``hook`` with its answer, one call at a time."""
@@ -105,10 +109,12 @@ class HookTable:
         for key, implementation in self._listening(hook):
             try:
                 _call(implementation, arguments)
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - isolated, be it SystemExit
                 if (key, hook) not in self._complained:
                     self._complained.add((key, hook))
-                    _logger.exception("%s %r raised in %s; said once", *key, hook)
+                    log_error(_logger, f"{key[0]} {key[1]!r} raised in {hook}; said once", error)
 
     def _listening(self, hook: str) -> tuple[tuple[Key, pluggy.HookImpl], ...]:
         """Return who is called for ``hook``; computed once between changes."""

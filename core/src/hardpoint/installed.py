@@ -112,7 +112,9 @@ class Installed:
         if plugin.state == "loaded":
             try:
                 self.hooks.register((kind, name), plugin.module)
-            except PluginError as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - its module may be any object
                 plugin = discovery.failed(plugin, error)
         self._store(plugin)
         return plugin

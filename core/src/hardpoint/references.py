@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from hardpoint.errors import PluginError, PluginLoadError
+from hardpoint.isolation import prints_diverted, text_of
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -35,11 +36,14 @@ def resolve(reference: str) -> Any:
     """
     module_name, attributes = _split(reference)
     try:
-        found: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
+        with prints_diverted():
+            found: Any = importlib.import_module(module_name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise UnresolvedReferenceError(
             f"reference {reference!r} cannot be resolved: importing {module_name!r} raised "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {text_of(error)}"
         ) from error
     for attribute in attributes:
         try:
@@ -48,6 +52,13 @@ def resolve(reference: str) -> Any:
             raise UnresolvedReferenceError(
                 f"reference {reference!r} cannot be resolved: module {module_name!r} has no "
                 f"{'.'.join(attributes)!r}"
+            ) from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a module's own __getattr__ may import, and fail
+            raise UnresolvedReferenceError(
+                f"reference {reference!r} cannot be resolved: looking up {attribute!r} raised "
+                f"{type(error).__name__}: {text_of(error)}"
             ) from error
     return found
 

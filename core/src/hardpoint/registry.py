@@ -9,9 +9,8 @@ is set aside with one warning and stays in :attr:`Registry.plugins`.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from hardpoint import discovery, suggestions
 from hardpoint.config.problems import config_error
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("hardpoint.registry")
 _R = TypeVar("_R")
-
-PROBE_SECONDS = 0.2
-"""How long a probe may take; a longer one is logged."""
 
 
 class Registry:
@@ -175,9 +171,9 @@ class Registry:
                 try:
                     settings = self.settings("platform", name)
                     self._platforms[name] = build_platform(plugin, settings)
-                except ConfigError:
+                except (ConfigError, KeyboardInterrupt):
                     raise
-                except (Exception, SystemExit) as error:  # noqa: BLE001 - kept, raised
+                except BaseException as error:  # noqa: BLE001 - kept, raised
                     failure = complaint(self._installed.fail("platform", name, error))
                     raise failure from failure.__cause__
             return self._platforms[name]
@@ -311,21 +307,15 @@ class Registry:
     def _probe(self, kind: str, name: str, named: bool) -> Verdict:
         plugin = self._installed.attempt(kind, name)
         if plugin.state == "loaded":
-            started = time.perf_counter()
             try:
                 platform = self.platform(name) if kind == "platform" else None
-                verdict = build_verdict(plugin, platform)
-            except ConfigError:
+                return build_verdict(plugin, platform)
+            except (ConfigError, KeyboardInterrupt):
                 raise
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - isolated, kept with it
+            except BaseException as error:  # noqa: BLE001 - isolated, kept with it
                 plugin = self._installed.fail(kind, name, error, "probe")
                 if not named:
                     self._installed.set_aside(plugin)
-            else:
-                seconds = time.perf_counter() - started
-                if seconds > PROBE_SECONDS:
-                    _logger.info("the probe of %s took %.1f s", plugin.label, seconds)
-                return verdict
         return Verdict(available=False, reason=f"{plugin.state}: {plugin.reason}")
 
     def _class_reference(
@@ -334,7 +324,13 @@ class Registry:
         key = ("platform", platform.name) if extension is None else ("extension", extension)
         plugin = self._installed.use(*key)
         arguments = {"config": config, "platform": platform}
-        answer = self._hooks.call(key, f"hardpoint_{what}", arguments)
+        hook = f"hardpoint_{what}"
+        try:
+            answer = self._hooks.call(key, hook, arguments)
+        except (HardpointError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001 - kept with the plugin, raised
+            self._refuse(plugin, hook, error)
         if answer is None and extension is None:
             answer = getattr(platform, f"{what}_class")
         if not isinstance(answer, str):
@@ -371,19 +367,22 @@ class Registry:
             plugin = self._installed.find(*key)
             try:
                 answer = self._hooks.call(key, hook, arguments)
-            except HardpointError:
+            except (HardpointError, KeyboardInterrupt):
                 raise
-            except Exception as error:  # noqa: BLE001 - isolated, and kept with the plugin
+            except BaseException as error:  # noqa: BLE001 - isolated, and kept with the plugin
                 self._object(plugin, hook, error)
             else:
                 if answer is not None:
                     yield plugin, answer
 
-    def _object(self, plugin: Plugin, hook: str, error: Exception) -> None:
-        """Set an extension aside that went wrong in a hook; raise for a plugin that was chosen."""
-        broken = self._installed.fail(plugin.kind, plugin.name, error, hook)
-        if plugin.kind == "extension":
-            self._installed.set_aside(broken)
-            return
-        failure = complaint(broken)
+    def _object(self, plugin: Plugin, hook: str, error: BaseException) -> None:
+        """Set an extension aside that went wrong in a hook; raise for a plugin that was chosen, and
+        for one that wants the process to end (SystemExit): to go on without it is not what it asks.
+        """
+        if plugin.kind != "extension" or not isinstance(error, Exception):
+            self._refuse(plugin, hook, error)
+        self._installed.set_aside(self._installed.fail(plugin.kind, plugin.name, error, hook))
+
+    def _refuse(self, plugin: Plugin, hook: str, error: BaseException) -> NoReturn:
+        failure = complaint(self._installed.fail(plugin.kind, plugin.name, error, hook))
         raise failure from failure.__cause__

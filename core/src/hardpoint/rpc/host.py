@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hardpoint.errors import HardpointError, LifecycleError, PluginConflictError
+from hardpoint.isolation import log_error
 from hardpoint.messages import ModelRunnerOutput, SchedulerOutput, StepTicket
 from hardpoint.records import LoadReport, SleepReport, WorkerContext, WorkerHealth
 from hardpoint.references import resolve_class
@@ -113,8 +114,8 @@ class WorkerHost:
         for action in (self._announce_closing, self.worker.shutdown):
             try:
                 action()
-            except Exception:
-                _logger.exception("rank %d: closing the worker raised", self.context.rank)
+            except BaseException as error:  # noqa: BLE001 - what it holds is given back below
+                log_error(_logger, f"rank {self.context.rank}: closing the worker raised", error)
         if self._claim is not None:
             self._claim.release()
 
