@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from abc import abstractmethod
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from hardpoint.config import Config
     from hardpoint.messages import GrammarOutput, ModelRunnerOutput, SchedulerOutput, StepTicket
     from hardpoint.platform import Platform
-    from hardpoint.records import LoadReport, Placement, WorkerHealth
+    from hardpoint.records import LoadReport, WorkerHealth
     from hardpoint.registry import Registry
 
 HEALTH_TIMEOUT = 10.0
@@ -64,7 +65,7 @@ class Executor(WorkerCalls):
         self.observability_config = config.observability
         self.registry = registry
         self.platform = platform
-        self.placement: Placement = platform.placement(config)
+        self.placement = platform.placement(config)
         self.generation = 0
         self.logger = logging.getLogger(f"hardpoint.executor.{type(self).__name__}")
         self.calls = CallTable()
@@ -74,6 +75,7 @@ class Executor(WorkerCalls):
         self._failure_callbacks: list[Callable[[BaseException], None]] = []
         self._lock = threading.Lock()
         self._closed = False
+        self._pid = os.getpid()
         super().__init__()
 
     # For the engine.
@@ -96,16 +98,6 @@ class Executor(WorkerCalls):
             executor.shutdown(INTERRUPT_TIMEOUT)
             raise
         return executor
-
-    @property
-    def world_size(self) -> int:
-        """How many workers there are."""
-        return self.placement.num_workers
-
-    @property
-    def output_rank(self) -> int:
-        """The rank whose step results count."""
-        return self.placement.output_rank
 
     @property
     def max_concurrent_batches(self) -> int:
@@ -242,8 +234,10 @@ class Executor(WorkerCalls):
 
     def shutdown(self, timeout: float = SHUTDOWN_TIMEOUT) -> None:
         """End the workers within ``timeout`` seconds and give everything back. Idempotent, safe
-        after a failed start.
+        after a failed start. In a forked child it does nothing: the workers are not the child's.
         """
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -322,6 +316,12 @@ class Executor(WorkerCalls):
         return self._failure
 
     def _require_alive(self) -> None:
+        if os.getpid() != self._pid:
+            raise ExecutorFailedError(
+                f"{type(self).__name__} was started by process {self._pid}, and this is process "
+                f"{os.getpid()}, forked from it without the threads that serve calls; start a new "
+                "executor here"
+            )
         if self._closed:
             raise ExecutorFailedError("the executor was shut down; start a new one")
         if self._failure is not None:

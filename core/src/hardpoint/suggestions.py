@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import evolve
 
+from hardpoint.config.problems import close
 from hardpoint.discovery import Plugin, normalized
 from hardpoint.errors import PluginNotFoundError
 from hardpoint.records import Problem
@@ -28,16 +28,9 @@ error at a package index would be installed by it.
 """
 
 
-def close_matches(name: str, names: Iterable[str]) -> list[str]:
-    """Return the names that ``name`` may have been meant for, best first, at most three."""
-    lowered = {each.lower(): each for each in names}
-    matches = difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.6)
-    return [lowered[each] for each in matches]
-
-
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return a question with the close matches, or nothing."""
-    matches = close_matches(name, names)
+    matches = close(name, names)
     return f"Did you mean {' or '.join(map(repr, matches))}?" if matches else ""
 
 

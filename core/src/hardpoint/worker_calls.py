@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hardpoint.kv_cache import KVCacheConfig, KVCacheSpec
     from hardpoint.messages import DraftTokenIds
     from hardpoint.platform import Platform
-    from hardpoint.records import LoadReport, SavedFile, SleepReport, WarmUpReport
+    from hardpoint.records import LoadReport, Placement, SavedFile, SleepReport, WarmUpReport
 
 
 class DivergedError(HardpointError):
@@ -37,6 +37,7 @@ class WorkerCalls(ABC):
 
     config: Config
     platform: Platform
+    placement: Placement
     logger: logging.Logger
 
     def __init__(self) -> None:
@@ -46,28 +47,19 @@ class WorkerCalls(ABC):
         self.warm_up_report: WarmUpReport | None = None
         self._tasks: tuple[str, ...] | None = None
 
-    @abstractmethod
-    def collective_rpc(
-        self,
-        method: str | Callable[..., Any],
-        *,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        non_block: bool = False,
-        reply_rank: int | None = None,
-    ) -> Any:
-        """Call every worker; see :meth:`hardpoint.executor.Executor.collective_rpc`."""
-
     @property
-    @abstractmethod
     def world_size(self) -> int:
         """How many workers there are."""
+        return self.placement.num_workers
 
     @property
-    @abstractmethod
     def output_rank(self) -> int:
         """The rank whose step results count."""
+        return self.placement.output_rank
+
+    @abstractmethod
+    def collective_rpc(self, method: str, *, args: Any = (), reply_rank: int | None = None) -> Any:
+        """Call every worker; see :meth:`hardpoint.executor.Executor.collective_rpc`."""
 
     def _agreed(self, method: str, *args: Any) -> Any:
         answers = self.collective_rpc(method, args=args)

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from attrs import evolve
+
 from hardpoint.checkpoints.ggml_types import BLOCK_TYPES
 from hardpoint.checkpoints.gguf_metadata import (
     ARRAY,
@@ -121,16 +123,7 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int) -> dict[str, Tenso
     if not found:
         return {}
     start = -(-cursor.position // alignment) * alignment
-    moved = {
-        name: TensorEntry(
-            name=name,
-            shape=entry.shape,
-            type=entry.type,
-            offset=start + entry.offset,
-            num_bytes=entry.num_bytes,
-        )
-        for name, entry in found.items()
-    }
+    moved = {name: evolve(entry, offset=start + entry.offset) for name, entry in found.items()}
     check_layout(
         cursor.path, moved.values(), start=start, end=len(cursor.buffer), alignment=alignment
     )

@@ -27,14 +27,6 @@ class TensorEntry:
     offset: int
     num_bytes: int
 
-    @property
-    def num_elements(self) -> int:
-        """How many elements the shape has."""
-        total = 1
-        for size in self.shape:
-            total *= size
-        return total
-
 
 def shown(name: object) -> str:
     """Quote a value from a file for a message: one line, escaped, not longer than fits."""

@@ -17,10 +17,13 @@ def config_error(problems: Sequence[Problem]) -> ConfigError:
 
 
 def close(word: str, known: Iterable[str]) -> list[str]:
-    """Return up to three of ``known`` that ``word`` may have meant, the best first."""
+    """Return up to three of ``known`` that ``word`` may have meant, in whichever case; the best
+    first.
+    """
     from difflib import get_close_matches
 
-    return get_close_matches(word, sorted(set(known)), 3)
+    lowered = {each.lower(): each for each in sorted(known)}
+    return [lowered[each] for each in get_close_matches(word.lower(), lowered, 3)]
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
