@@ -12,10 +12,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+PYTHON = (ROOT / "docs" / "python.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, document: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
 
 
 COMMANDS = [line for block in blocks("console") for line in block.splitlines() if line]
@@ -44,6 +45,25 @@ def test_the_python_sample_runs():
     out = run([sys.executable, "-c", sample])
     assert "Paris" in out
     assert "generate" in out
+
+
+def test_the_python_page_runs_from_top_to_bottom():
+    samples = blocks("python", PYTHON)
+    assert len(samples) >= 5
+    out = run([sys.executable, "-c", "\n".join(samples)])
+    assert "Paris" in out
+    assert out.splitlines()[-1] == "[('generate',)]"
+
+
+def test_every_page_is_reached_from_the_readme():
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"docs/{page.name}" in README, page.name
+
+
+def test_what_is_to_be_installed_is_there():
+    (line,) = re.findall(r"pip install (\./.*)", README)
+    for folder in line.split():
+        assert (ROOT / folder / "pyproject.toml").is_file()
 
 
 def test_the_make_targets_exist():

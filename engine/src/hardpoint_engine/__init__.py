@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
 
 API = (1, 0)
-"""The number of this distribution's own promises: LLM, its outputs, what admission policies need."""
+"""The number of this distribution's own promises: LLM, its outputs, admission policies."""
 
 __version__ = "0.1.0"
 

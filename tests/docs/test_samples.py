@@ -1,0 +1,75 @@
+"""The plugins that the pages show work as they stand there."""
+
+from __future__ import annotations
+
+import json
+
+DUMMY = ("--platform", "dummy", "--load-format", "dummy")
+WORK = """
+import threading
+from hardpoint.errors import RemoteError
+from hardpoint_engine import LLM, SamplingParams
+
+def rank(worker):
+    return worker.rank, threading.current_thread().name
+
+def answers(executor, **dummy):
+    keys = {"platform": "dummy", "load_format": "dummy", "plugins": {"dummy": dummy}}
+    with LLM(executor=executor, **keys) as llm:
+        print(llm.executor.check_health(5)[-1].rank, llm.collective_rpc(rank))
+        try:
+            llm.collective_rpc(lambda worker: 1 / 0)
+        except RemoteError as error:
+            print(type(error.__cause__).__name__)
+        sampling = SamplingParams(temperature=0, max_tokens=20)
+        return [result.outputs[0].token_ids for result in llm.generate(["one", "two"], sampling)]
+
+if __name__ == "__main__":
+    assert answers("lanes") == answers("uni")
+    answers("hardpoint_lanes.executor:LanesExecutor", num_workers=2)
+    try:
+        answers("lanes", num_workers=2, fail_at="load")
+    except RemoteError as error:
+        print("failed to load")
+    print([thread.name for thread in threading.enumerate() if "lane" in thread.name])
+"""
+
+
+def test_the_executor_works(sample):
+    lanes = sample("writing-an-executor.md")
+    lines = lanes.run("-c", WORK).stdout.splitlines()
+    assert lines[0] == "0 [(0, 'lane-0')]"
+    assert lines[1] == "ZeroDivisionError"
+    assert "1 [(0, 'lane-0'), (1, 'lane-1')]" in lines
+    assert lines[-2:] == ["failed to load", "[]"]
+
+
+def test_the_extension_changes_adds_and_judges(sample):
+    house = sample("writing-an-extension.md")
+    report = json.loads(house.run("doctor", *DUMMY, "--admission", "short", "--json").stdout)
+    assert report["selected"]["error"] is None
+    found = {row["key"]: (row["value"], row["origin"]) for row in report["settings"]}
+    assert found["max_num_seqs"] == (4, "plugin house: the house is small")
+    refused = house.run(
+        "generate", *DUMMY, "--raw", "--max-tokens", "1", "--admission", "short", "x" * 1001, code=2
+    )
+    assert "no prompts of more than 1000 tokens in this house" in refused.stderr
+    told = house.run(
+        "generate", *DUMMY, "--raw", "--max-tokens", "1", "--log-level", "info", "one"
+    )  # fmt: skip
+    assert "max_num_seqs: None -> 4, plugin house: the house is small" in told.stderr
+    script = (
+        "from hardpoint_engine import LLM\n"
+        "with LLM(platform='dummy', load_format='dummy') as llm: print(llm.collective_rpc('where'))"
+    )
+    assert house.run("-c", script).stdout == "['rank 0 on dummy']\n"
+
+
+def test_waiting_prompts_run_in_the_end(sample):
+    house = sample("writing-an-extension.md")
+    long = ("x" * 101, "y" * 101)
+    done = house.run(
+        "generate", *DUMMY, "--raw", "--json", "--max-tokens", "2", "--admission", "short", *long
+    )  # fmt: skip
+    results = json.loads(done.stdout)["results"]
+    assert [len(result["token_ids"]) for result in results] == [2, 2]
