@@ -89,7 +89,7 @@ def dummy_sampling(runner: TorchModelRunner, sampler: Sampler, rows: int) -> Non
         draws = Draws(
             rows=np.arange(rows),
             temperature=np.ones(rows, dtype=np.float32),
-            uniform=np.full(rows, 0.5, dtype=np.float32),
+            keys=np.zeros(rows, dtype=np.int64),
             min_p=np.full(rows, 0.1, dtype=np.float32),
             top_k=np.full(rows, 50) if cut else None,
             top_p=np.full(rows, 0.9, dtype=np.float32) if cut else None,

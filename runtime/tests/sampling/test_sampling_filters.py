@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hardpoint_runtime.sampling import filters
-from hardpoint_runtime.sampling.draws import uniforms
+from hardpoint_runtime.sampling.draws import keys
 
 DRAWS = 20_000
 
@@ -37,18 +37,18 @@ def draw_many(logits, count=DRAWS, *, temperature=1.0, top_k=0, top_p=1.0, min_p
     scaled = filters.tempered(
         rows, torch.full((count,), temperature), torch.full((count,), min_p) if min_p else None
     )
-    uniform = torch.from_numpy(uniforms((seed, at) for at in range(count)))
+    drawn_by = torch.from_numpy(keys((seed, at) for at in range(count)))
     if top_k or top_p < 1:
         return filters.draw_truncated(
             scaled,
-            uniform,
+            drawn_by,
             torch.full((count,), top_k),
             torch.full((count,), top_p),
             largest_k=top_k,
             all_cut_by_k=top_k > 0,
             anyone=lambda flags: flags.nonzero()[:, 0].tolist(),
         )
-    return filters.draw(scaled, uniform)
+    return filters.draw(scaled, drawn_by)
 
 
 def chi_square_p(counts, probabilities):
@@ -96,14 +96,72 @@ def test_the_chi_square_test_can_fail():
     assert chi_square_p(counts, reference(LOGITS)) < 1e-6
 
 
-def test_a_large_vocabulary_with_a_ragged_last_piece():
+def test_a_large_vocabulary():
     logits = torch.randn(600, generator=torch.Generator().manual_seed(0)).double().tolist()
     counts = np.bincount(draw_many(logits, 30_000).numpy(), minlength=600)
     assert chi_square_p(counts, reference(logits)) > 0.001
 
 
+def test_the_few_likely_tokens_of_a_vocabulary_of_unlikely_ones():
+    """Half of the weight is on 4 tokens, the other half evenly on 49,148."""
+    size, count = 49_152, 2_000
+    row = torch.zeros(size)
+    row[[0, 300, 20_000, size - 1]] = math.log((size - 4) / 4)
+    parts = [
+        filters.draw(filters.tempered(row.repeat(100, 1), None, None), some)
+        for some in torch.from_numpy(keys((2, at) for at in range(count))).split(100)
+    ]
+    drawn = torch.cat(parts)
+    likely = torch.tensor([0, 300, 20_000, size - 1])
+    counts = [int((drawn == token).sum()) for token in likely]
+    rest = drawn[~torch.isin(drawn, likely)]
+    pieces = np.bincount((rest * 50 // size).numpy(), minlength=50).tolist()
+    assert chi_square_p([*counts, *pieces], [0.125] * 4 + [0.01] * 50) > 0.001
+
+
+@pytest.mark.parametrize("trend", [False, True])
+def test_noise_in_the_logits_hardly_ever_changes_a_draw(trend):
+    """A matrix product rounds otherwise for a batch than for a row: about one part in 10^6, each
+    token by itself or, with a trend over the ids, so that the cumulative sum moves too.
+    """
+    size, count, generator = 49_152, 2_000, torch.Generator().manual_seed(11)
+    changed = 0
+    for some in torch.from_numpy(keys((7, at) for at in range(count))).split(50):
+        logits = torch.randn(50, size, generator=generator) + 10
+        noise = torch.linspace(-1, 1, size) if trend else torch.randn(50, size, generator=generator)
+        first = filters.draw(filters.tempered(logits, None, None), some)
+        second = filters.draw(filters.tempered(logits * (1 + noise * 1e-6), None, None), some)
+        changed += int((first != second).sum())
+    assert changed <= 2
+
+
+def test_both_ways_of_drawing_give_the_same_token():
+    """The whole vocabulary, and candidates of which a cut leaves out nothing."""
+    count, size = 500, 3000
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(count, size, generator=generator) * 2
+    by = torch.from_numpy(keys((9, at) for at in range(count)))
+    whole = filters.draw(filters.tempered(logits, None, None), by)
+    ways = {
+        "no cut": (0, 1.0, 0),
+        "k leaves out the worst": (size - 1, 1.0, size - 1),
+        "p leaves out almost nothing": (0, 1 - 1e-7, 0),
+    }
+    for way, (top_k, top_p, largest_k) in ways.items():
+        narrow = filters.draw_truncated(
+            filters.tempered(logits, None, None),
+            by,
+            torch.full((count,), top_k),
+            torch.full((count,), top_p),
+            largest_k=largest_k,
+            all_cut_by_k=top_k > 0,
+            anyone=lambda flags: flags.nonzero()[:, 0].tolist(),
+        )
+        assert narrow.tolist() == whole.tolist(), way
+
+
 def support(logits, count=4001, **cut):
-    """Which ids can be drawn, found by drawing along the whole unit interval."""
+    """Which ids can be drawn, found by drawing often."""
     rows = torch.tensor([logits], dtype=torch.float32).expand(count, -1).contiguous()
     scaled = filters.tempered(
         rows,
@@ -112,7 +170,7 @@ def support(logits, count=4001, **cut):
     )
     drawn = filters.draw_truncated(
         scaled,
-        torch.linspace(0, 1 - 2**-24, count),
+        torch.from_numpy(keys((3, at) for at in range(count))),
         torch.full((count,), cut.get("top_k", 0)),
         torch.full((count,), cut.get("top_p", 1.0)),
         largest_k=cut.get("top_k", 0),
@@ -139,11 +197,10 @@ def test_top_p_beyond_the_candidates_first_looked_at():
     """A flat distribution: nine tenths of it are far more than the candidates."""
     size = filters.CANDIDATES * 10
     logits = np.linspace(0, 0.01, size)
-    kept = support(logits.tolist(), count=301, top_p=0.9)
+    kept = support(logits.tolist(), count=600, top_p=0.9)
     lowest = size - round(0.9 * size)
-    assert min(kept) >= lowest - size // 100
-    assert min(kept) <= lowest + size // 100
-    assert max(kept) == size - 1
+    assert lowest - size // 100 <= min(kept) <= lowest + size // 100
+    assert max(kept) >= size - size // 100
 
 
 def test_top_p_keeps_at_least_the_best():
@@ -163,14 +220,14 @@ def test_top_p_is_applied_to_what_top_k_left():
 def test_a_row_does_not_depend_on_the_cuts_beside_it():
     generator = torch.Generator().manual_seed(3)
     scaled = filters.tempered(torch.randn(6, 5000, generator=generator) * 2, torch.ones(6), None)
-    uniform = torch.rand(6, generator=generator)
+    by = torch.from_numpy(keys((8, at) for at in range(6)))
     top_k = torch.tensor([0, 5, 0, 4000, 50, 0])
     top_p = torch.tensor([0.9, 1.0, 0.99, 0.9, 0.5, 0.1])
 
     def draw(rows):
         return filters.draw_truncated(
             scaled[rows],
-            uniform[rows],
+            by[rows],
             top_k[rows],
             top_p[rows],
             largest_k=int(top_k[rows].max()),
@@ -191,18 +248,20 @@ def test_equal_logits_are_ranked_by_id():
         assert best.tolist() == [[3.0, 3.0, 3.0, 2.0, 2.0, 1.0][:count]]
 
 
-@pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-24])
-def test_the_ends_of_the_unit_interval_draw_something_possible(uniform):
-    logits = torch.full((1, 700), -torch.inf)
-    logits[0, [3, 300, 650]] = 0.0
-    drawn = filters.draw(filters.tempered(logits, torch.ones(1), None), torch.tensor([uniform]))
-    assert drawn.item() == {0.0: 3, 0.5: 300, 1 - 2**-24: 650}[uniform]
+def test_what_is_impossible_is_never_drawn():
+    logits = torch.full((2000, 700), -torch.inf)
+    logits[:, [3, 300, 650]] = 0.0
+    by = torch.from_numpy(keys((6, at) for at in range(2000)))
+    drawn = filters.draw(filters.tempered(logits, torch.ones(2000), None), by)
+    counts = np.bincount(drawn.numpy(), minlength=700)
+    assert counts[[3, 300, 650]].min() > 600
+    assert counts.sum() == counts[[3, 300, 650]].sum()
 
 
 def test_a_row_that_is_not_a_number_stays_inside_the_vocabulary():
     logits = torch.full((2, 300), torch.nan)
     logits[1] = torch.arange(300.0)
     scaled = filters.tempered(logits, torch.ones(2), None)
-    drawn = filters.draw(scaled, torch.tensor([0.5, 0.5]))
-    assert 0 <= drawn[0] < 512
-    assert drawn[1] >= 295
+    drawn = filters.draw(scaled, torch.tensor([1, 2]))
+    assert 0 <= drawn[0] < 300
+    assert drawn[1] >= 290

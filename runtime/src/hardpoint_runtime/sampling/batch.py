@@ -15,7 +15,7 @@ from hardpoint.errors import InvalidRequestError
 
 from hardpoint_runtime.batch.columns import Array
 from hardpoint_runtime.sampling.columns import Feature
-from hardpoint_runtime.sampling.draws import uniforms
+from hardpoint_runtime.sampling.draws import keys
 from hardpoint_runtime.sampling.edits import (
     Penalties,
     Places,
@@ -35,13 +35,13 @@ PENALTY_COLUMNS = ("repetition_penalty", "frequency_penalty", "presence_penalty"
 @frozen(kw_only=True, eq=False)
 class Draws:
     """The rows that are drawn at random, all arrays [m]: ``rows`` int64 in the batch,
-    ``temperature``, ``uniform`` draws, and ``min_p``, ``top_k`` (0: off), ``top_p`` or None where
-    no row uses it.
+    ``temperature``, ``keys`` int64 of the draws, and ``min_p``, ``top_k`` (0: off), ``top_p`` or
+    None where no row uses it.
     """
 
     rows: Array
     temperature: Array
-    uniform: Array
+    keys: Array
     min_p: Array | None = None
     top_k: Array | None = None
     top_p: Array | None = None
@@ -138,7 +138,7 @@ def _draws(
     return Draws(
         rows=rows,
         temperature=temperature[rows],
-        uniform=uniforms((states[row].seed, int(positions[row])) for row in rows.tolist()),
+        keys=keys((states[row].seed, int(positions[row])) for row in rows.tolist()),
         min_p=min_p if min_p.any() else None,
         top_k=top_k if cuts else None,
         top_p=top_p if cuts else None,

@@ -1,9 +1,9 @@
-"""Drawing a token: temperature, min-p, top-k, top-p, then the inverse of the cumulative sum.
+"""Drawing a token: temperature, min-p, top-k, top-p, then the race of what is left.
 
 All functions are row by row over logits [n, V] in float32: what a row gets depends on that row
-alone. Rows without top-k and top-p are drawn in the order of the vocabulary, without any sorting;
-the others in the order of falling probability (ids rise among equals), among no more candidates
-than their cut needs.
+alone. Rows without top-k and top-p are drawn from the whole vocabulary, without any sorting; the
+others among no more candidates than their cut needs. A token's random number depends on its id and
+the row's key, so that both ways give the same token.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-PIECE = 256
-"""Tokens summed up together in the search over the whole vocabulary."""
+from hardpoint_runtime.sampling.draws import race
+
 CANDIDATES = 1024
 """How many of the best tokens are looked at first, when a row cuts by top-p."""
 FEW_CANDIDATES = 64
@@ -35,28 +35,18 @@ def tempered(logits: Tensor, temperature: Tensor | None, min_p: Tensor | None) -
     return scaled
 
 
-def draw(scaled: Tensor, uniform: Tensor) -> Tensor:
-    """Draw from the whole vocabulary: ids int64 [n] by the draws ``uniform`` [n] in [0, 1).
+def draw(scaled: Tensor, keys: Tensor) -> Tensor:
+    """Draw from the whole vocabulary: ids int64 [n] by the ``keys`` int64 [n].
 
-    Two searches, over sums of PIECE tokens and then inside one piece, instead of a running sum over
-    the vocabulary: cheaper, and more exact in float32.
+    Uses up ``scaled``.
     """
-    rows, vocabulary = scaled.shape
-    weights = scaled.exp()
-    if vocabulary % PIECE:
-        weights = torch.nn.functional.pad(weights, (0, PIECE - vocabulary % PIECE))
-    pieces = weights.view(rows, -1, PIECE)
-    running = pieces.sum(-1).cumsum(-1)
-    target = uniform[:, None] * running[:, -1:]
-    piece = _first_above(running, target)
-    before = torch.where(piece > 0, running.gather(1, (piece - 1).clamp(min=0)), 0.0)
-    inside = pieces.gather(1, piece[:, :, None].expand(rows, 1, PIECE))[:, 0].cumsum(-1)
-    return (piece * PIECE + _first_above(inside, target - before))[:, 0]
+    ids = torch.arange(scaled.shape[1], device=scaled.device)
+    return race(scaled.exp_(), keys, ids)
 
 
 def draw_truncated(
     scaled: Tensor,
-    uniform: Tensor,
+    keys: Tensor,
     top_k: Tensor,
     top_p: Tensor,
     *,
@@ -75,13 +65,13 @@ def draw_truncated(
     """
     vocabulary = scaled.shape[1]
     width = min(vocabulary, max(FEW_CANDIDATES if all_cut_by_k else CANDIDATES, largest_k + 1))
-    total = torch.ones_like(uniform) if all_cut_by_k else scaled.exp().sum(-1)
-    drawn, beyond = _draw_among(scaled, uniform, top_k, top_p, total, width)
+    total = torch.ones_like(top_p) if all_cut_by_k else scaled.exp().sum(-1)
+    drawn, beyond = _draw_among(scaled, keys, top_k, top_p, total, width)
     while width < vocabulary and (rows := anyone(beyond)):
         width = min(vocabulary, width * WIDENING)
         index = torch.tensor(rows, device=scaled.device)
         again, still = _draw_among(
-            scaled[index], uniform[index], top_k[index], top_p[index], total[index], width
+            scaled[index], keys[index], top_k[index], top_p[index], total[index], width
         )
         drawn = drawn.index_copy(0, index, again)
         beyond = torch.zeros_like(beyond).index_copy(0, index, still)
@@ -113,7 +103,7 @@ def _candidates(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _draw_among(
-    scaled: Tensor, uniform: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor, width: int
+    scaled: Tensor, keys: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor, width: int
 ) -> tuple[Tensor, Tensor]:
     """Draw among the ``width`` best; say where a cut may lie beyond them. ``total`` [n]: the weight
     of the whole row, where it is not cut by top-k.
@@ -125,24 +115,14 @@ def _draw_among(
     within_k = (best >= kth) | ~cut_by_k[:, None]
     weights = weights.masked_fill(~within_k, 0.0)
 
-    total = torch.where(cut_by_k, weights.sum(-1), total)[:, None]
-    before = weights.cumsum(-1) - weights
-    within_p = (before < top_p[:, None] * total) | (top_p >= 1)[:, None]
+    # The running sum's end, unlike a sum, does not depend on how many zeros follow the cut.
+    running = weights.cumsum(-1)
+    total = torch.where(cut_by_k, running[:, -1], total)[:, None]
+    within_p = (running - weights < top_p[:, None] * total) | (top_p >= 1)[:, None]
     weights = weights.masked_fill(~within_p, 0.0)
 
-    running = weights.cumsum(-1)
-    place = _first_above(running, uniform[:, None] * running[:, -1:])
+    place = race(weights, keys, ids)[:, None]
     last_kept = (within_k & within_p).sum(-1, keepdim=True) - 1
     edge = torch.where(cut_by_k[:, None], kth, best.gather(1, last_kept))
     beyond = (edge == best[:, -1:]) & (edge > -torch.inf)
     return ids.gather(1, place)[:, 0], beyond[:, 0]
-
-
-def _first_above(running: Tensor, target: Tensor) -> Tensor:
-    """Return [n, 1]: the first place where the running sum [n, m] exceeds the target [n, 1], never
-    one beyond the last place that adds to the sum (rounding may put the target there).
-    """
-    last = torch.searchsorted(running, running[:, -1:].contiguous())
-    found = torch.searchsorted(running, target.contiguous(), right=True)
-    # A row that is not a number compares with nothing: stay inside it.
-    return torch.minimum(found, last).clamp(0, running.shape[1] - 1)

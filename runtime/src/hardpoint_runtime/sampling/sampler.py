@@ -78,13 +78,13 @@ class Sampler:
         temperature = self._floats(draws.temperature) if heated else None
         min_p = None if draws.min_p is None else self._floats(draws.min_p)
         scaled = filters.tempered(chosen.to(torch.float32), temperature, min_p)
-        uniform = self._floats(draws.uniform)
+        keys = self.device.to_device(draws.keys, torch.int64)
         if draws.top_k is None or draws.top_p is None:
-            return filters.draw(scaled, uniform)
-        return self._draw_mixed(scaled, uniform, draws.top_k, draws.top_p)
+            return filters.draw(scaled, keys)
+        return self._draw_mixed(scaled, keys, draws.top_k, draws.top_p)
 
     def _draw_mixed(
-        self, scaled: Tensor, uniform: Tensor, top_k: np.ndarray, top_p: np.ndarray
+        self, scaled: Tensor, keys: Tensor, top_k: np.ndarray, top_p: np.ndarray
     ) -> Tensor:
         """Rows that cut are ranked, the others drawn over the whole vocabulary: a row's path never
         depends on its neighbours.
@@ -94,7 +94,7 @@ class Sampler:
         everyone = bool(cuts.all())
         drawn = filters.draw_truncated(
             scaled if everyone else scaled.index_select(0, cut),
-            uniform if everyone else uniform.index_select(0, cut),
+            keys if everyone else keys.index_select(0, cut),
             self.device.to_device(top_k[cuts], torch.int64),
             self._floats(top_p[cuts]),
             largest_k=int(top_k.max()),
@@ -104,12 +104,8 @@ class Sampler:
         if everyone:
             return drawn
         rest = self.device.to_device(np.flatnonzero(~cuts), torch.int64)
-        whole = filters.draw(scaled.index_select(0, rest), uniform.index_select(0, rest))
-        return (
-            torch.empty_like(uniform, dtype=torch.int64)
-            .index_copy_(0, cut, drawn)
-            .index_copy_(0, rest, whole)
-        )
+        whole = filters.draw(scaled.index_select(0, rest), keys.index_select(0, rest))
+        return torch.empty_like(keys).index_copy_(0, cut, drawn).index_copy_(0, rest, whole)
 
     def _floats(self, values: np.ndarray) -> Tensor:
         return self.device.to_device(values, torch.float32)
