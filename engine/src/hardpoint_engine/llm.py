@@ -31,6 +31,7 @@ from hardpoint_engine.prompts import (
     Prompt,
     PromptTokens,
     as_list,
+    as_one_params,
     as_params,
     as_tokens,
     check_messages,
@@ -173,8 +174,8 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> ResultStream:
         """Queue one prompt, as :meth:`generate` takes it, and return its growing answer."""
-        (tokens,) = self._tokens([list(prompt) if not isinstance(prompt, str) else prompt])
-        return self._stream(tokens, sampling_params or SamplingParams())
+        (tokens,) = self._tokens([prompt])
+        return self._stream(tokens, as_one_params(sampling_params))
 
     def stream_chat(
         self,
@@ -185,7 +186,7 @@ class LLM:
     ) -> ResultStream:
         """Queue one conversation, as :meth:`chat` takes it, and return its growing answer."""
         (tokens,) = self._chat_tokens([messages], add_generation_prompt=add_generation_prompt)
-        return self._stream(tokens, sampling_params or SamplingParams())
+        return self._stream(tokens, as_one_params(sampling_params))
 
     def abort(self, request_id: str) -> None:
         """End a request, in whatever state; unknown and finished ids are let pass. Idempotent."""

@@ -15,6 +15,9 @@ from hardpoint_engine.text.tokenizer import Tokenizer
 Prompt = str | Sequence[int]
 """A text, or token ids."""
 
+MAX_N = 4096
+"""The most answers to one prompt: each is a sequence of its own."""
+
 
 @frozen(kw_only=True)
 class PromptTokens:
@@ -24,11 +27,15 @@ class PromptTokens:
     ids: tuple[int, ...]
 
 
+_NO_PROMPTS = (bytes, bytearray, memoryview, Mapping)
+"""What could be gone through like a list of ids or texts and is meant as neither."""
+
+
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return one prompt, or several, as a list. A flat list of whole numbers is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, Mapping) or not hasattr(prompts, "__iter__"):
+    if isinstance(prompts, _NO_PROMPTS) or not _is_list(prompts):
         raise InvalidRequestError(
             f"prompts must be text, token ids, or a list of them, not {type(prompts).__name__}",
             field="prompts",
@@ -51,14 +58,7 @@ def as_params(
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * count
-    found = list(params)
-    for item in found:
-        if not isinstance(item, SamplingParams):
-            raise InvalidRequestError(
-                f"sampling parameters must be SamplingParams, not {type(item).__name__}",
-                field="sampling_params",
-                value=item,
-            )
+    found = [as_one_params(item) for item in (params if _is_list(params) else [params])]
     if len(found) != count:
         raise InvalidRequestError(
             f"{len(found)} sampling parameters were given for {count} prompts; give one for all, "
@@ -67,6 +67,19 @@ def as_params(
             value=len(found),
         )
     return found
+
+
+def as_one_params(params: object) -> SamplingParams:
+    """Return one SamplingParams, the defaults for None."""
+    if params is None:
+        return SamplingParams()
+    if isinstance(params, SamplingParams):
+        return params
+    raise InvalidRequestError(
+        f"sampling parameters must be SamplingParams, not {type(params).__name__}",
+        field="sampling_params",
+        value=params,
+    )
 
 
 def as_tokens(
@@ -78,7 +91,7 @@ def as_tokens(
             raise _empty(prompt)
         ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
         return PromptTokens(text=prompt, ids=check_ids(ids, vocab_size))
-    if not _is_list(prompt) or isinstance(prompt, bytes | Mapping):
+    if not _is_list(prompt) or isinstance(prompt, _NO_PROMPTS):
         raise InvalidRequestError(
             f"a prompt must be text or token ids, not {type(prompt).__name__}",
             field="prompt",
@@ -151,9 +164,19 @@ def numbered(error: InvalidRequestError, index: int, count: int) -> InvalidReque
 
 
 def split(sampling: SamplingParams) -> list[SamplingParams]:
-    """Return the parameters of each of ``sampling.n`` answers; a given seed counts up."""
+    """Return the parameters of each of ``sampling.n`` answers; a given seed counts up.
+
+    Raises InvalidRequestError for more than ``MAX_N``.
+    """
     if sampling.n == 1:
         return [sampling]
+    if sampling.n > MAX_N:
+        raise InvalidRequestError(
+            f"n is {sampling.n}, and the most answers to one prompt are {MAX_N}: give the prompt "
+            "several times, or generate several times",
+            field="n",
+            value=sampling.n,
+        )
     seed = sampling.seed
     return [
         evolve(sampling, n=1, seed=None if seed is None else seed + index)

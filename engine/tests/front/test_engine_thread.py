@@ -11,7 +11,12 @@ import threading
 import time
 
 import pytest
-from hardpoint.errors import ExecutorFailedError, HardpointError, LifecycleError
+from hardpoint.errors import (
+    ExecutorFailedError,
+    HardpointError,
+    InvalidRequestError,
+    LifecycleError,
+)
 from hardpoint_engine import LLM, SamplingParams
 
 SHORT = SamplingParams(temperature=0, max_tokens=8)
@@ -24,6 +29,12 @@ def start(**keys) -> LLM:
 
 def ids(results) -> list[list[int]]:
     return [result.outputs[0].token_ids for result in results]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with start() as llm:
+        yield llm
 
 
 def engine_threads() -> list[str]:
@@ -151,3 +162,35 @@ def test_a_forked_child_is_refused_at_once_and_its_parent_goes_on():
         assert os.waitstatus_to_exitcode(status) == 4
         assert ids(llm.generate("a", SHORT)) == expected
         assert ids(list(stream)[-1:]) == expected
+
+
+def test_many_answers_are_aborted_in_time_linear_in_their_number():
+    with start() as llm:
+        most = SamplingParams(temperature=1, n=4096, max_tokens=100)
+        stream = llm.stream("a", most)
+        next(stream)
+        begun = time.process_time()
+        llm.abort(stream.request_id)
+        assert list(stream)[-1].outputs[-1].finish_reason == "abort"
+        assert time.process_time() - begun < 2  # the square would take a minute
+        assert not llm.core.has_unfinished()
+        with pytest.raises(InvalidRequestError, match=r"n is 4097.*4096"):
+            llm.generate("a", SamplingParams(temperature=1, n=4097))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda llm: llm.generate("a", 5), "must be SamplingParams, not int"),
+        (lambda llm: llm.generate("a", [5]), "must be SamplingParams, not int"),
+        (lambda llm: llm.stream("a", 5), "must be SamplingParams, not int"),
+        (lambda llm: llm.stream(None), "text or token ids, not NoneType"),
+        (lambda llm: llm.stream(b"abc"), "text or token ids, not bytes"),
+        (lambda llm: llm.generate(b"abc"), "text, token ids, .* not bytes"),
+        (lambda llm: llm.generate(["a", bytearray(b"abc")]), "prompt 2 of 2: .* not bytearray"),
+        (lambda llm: llm.generate(None), "text, token ids, .* not NoneType"),
+    ],
+)
+def test_wrong_types_are_told_what_is_wanted(llm, call, words):
+    with pytest.raises(InvalidRequestError, match=words):
+        call(llm)

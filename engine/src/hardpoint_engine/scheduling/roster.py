@@ -97,7 +97,7 @@ class Roster:
         if request is None:
             return False
         if request.phase is Phase.RUNNING:
-            self.running.remove(request)
+            del self.running[bisect.bisect_left(self.running, request.rank, key=_rank)]
         self._ended.append(self.finish(request, reason, stop_reason=stop_reason, error=error))
         return True
 
