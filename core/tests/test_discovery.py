@@ -26,7 +26,7 @@ def test_find_reads_metadata_and_imports_nothing(site):
     site.platform("acme", requires=("hardpoint>=0.1", "attrs"), version="1.2")
     site.add("bystander", entry_points="[console_scripts]\nx = bystander:main\n")
     (found,) = discovery.find(site.path)
-    assert (found.kind, found.name, found.value) == ("platform", "acme", "hp_acme.plugin")
+    assert (found.kind, found.name, found.entry_point) == ("platform", "acme", "hp_acme.plugin")
     assert (found.distribution, found.version) == ("hp-acme", "1.2")
     assert found.requires == ("hardpoint>=0.1", "attrs")
     assert not [name for name in sys.modules if name.startswith(("hp_acme", "bystander"))]
@@ -156,7 +156,7 @@ def test_broken_lines_become_plugins_that_fail_by_name(site):
 
 def test_extras_of_an_entry_point_are_not_part_of_the_module(site):
     site.add("old-habit", entry_points="[hardpoint.extensions]\nx = some.plugin [fast,more]\n")
-    assert discovery.find(site.path)[0].value == "some.plugin"
+    assert discovery.find(site.path)[0].entry_point == "some.plugin"
 
 
 # Judging.

@@ -530,7 +530,7 @@ def test_announcing_to_nobody_is_a_look_up(site):
     registry.announce("hardpoint_step_started", scheduler_output=None, rank=0)
     sys.setprofile(None)
     assert len(calls) <= 4
-    assert not registry.listens("hardpoint_step_started")
+    assert not registry.implementers("hardpoint_step_started")
 
 
 # Workers.

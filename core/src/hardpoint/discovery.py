@@ -15,19 +15,18 @@ from types import MappingProxyType
 from typing import Any
 
 import pluggy
-from attrs import evolve, field, frozen
+from attrs import evolve
 
 import hardpoint
 from hardpoint import hookspecs
 from hardpoint.errors import HardpointError, IncompatiblePluginError
 from hardpoint.isolation import prints_diverted, text_of
-from hardpoint.metadata import GROUPS, Found, find, normalized
+from hardpoint.metadata import GROUPS, Plugin, ResolvedPlugin, find, normalized
 from hardpoint.records import ExecutorRecord, ExtensionRecord, PlatformRecord
 from hardpoint.references import UnresolvedReferenceError
 
 __all__ = [
     "GROUPS",
-    "Found",
     "Plugin",
     "ResolvedPlugin",
     "check_api",
@@ -44,77 +43,19 @@ _RECORDS: Mapping[str, type] = MappingProxyType(
 )
 
 
-@frozen(kw_only=True)
-class ResolvedPlugin:
-    """What a worker needs to load exactly the driver's plugin: plain data, sent at start."""
-
-    kind: str
-    name: str
-    distribution: str
-    version: str
-    entry_point: str
-
-
-@frozen(kw_only=True)
-class Plugin:
-    """One plugin and what became of it.
-
-    ``state`` is ``found`` (not loaded so far), ``loaded``, ``disabled`` (by the configuration),
-    ``refused`` (built for another core), ``failed`` (it raised or has the wrong shape) or
-    ``conflict`` (another distribution claims the name); ``reason`` says more where there is more to
-    say. ``error`` is what it raised, always the same object.
-    """
-
-    kind: str
-    name: str
-    distribution: str
-    version: str
-    entry_point: str
-    requires: tuple[str, ...] = field(default=(), repr=False)
-    state: str = "found"
-    reason: str = ""
-    record: Any = field(default=None, eq=False, repr=False)
-    module: Any = field(default=None, eq=False, repr=False)
-    error: BaseException | None = field(default=None, eq=False, repr=False)
-
-    @property
-    def provider(self) -> str:
-        """The distribution and its version."""
-        return f"{self.distribution} {self.version}"
-
-    @property
-    def label(self) -> str:
-        """The plugin as people need it to act: kind, name, distribution, version, entry point."""
-        return (
-            f"{self.kind} {self.name!r} of {self.provider} "
-            f"(entry point {self.name} = {self.entry_point} in {GROUPS[self.kind]})"
-        )
-
-    @property
-    def resolved(self) -> ResolvedPlugin:
-        """What a worker needs to load the same."""
-        return ResolvedPlugin(
-            kind=self.kind,
-            name=self.name,
-            distribution=self.distribution,
-            version=self.version,
-            entry_point=self.entry_point,
-        )
-
-
 def judge(
-    found: Iterable[Found],
+    found: Iterable[Plugin],
     *,
     disable: Iterable[str] = (),
     provider: Mapping[str, str] | None = None,
 ) -> tuple[Plugin, ...]:
-    """Return a Plugin for each entry point: found, disabled, or in conflict with another one.
+    """Return the plugins as found, disabled, or in conflict with another one.
 
     ``disable`` are names, ``provider`` maps a name to the distribution that shall provide it. Both
     were checked by the caller.
     """
     disabled, chosen = set(disable), dict(provider or {})
-    plugins = [_plugin(each) for each in found]
+    plugins = list(found)
     claims: dict[tuple[str, str], list[Plugin]] = {}
     for plugin in plugins:
         claims.setdefault((plugin.kind, plugin.name), []).append(plugin)
@@ -205,17 +146,6 @@ def failed(plugin: Plugin, error: BaseException, where: str = "") -> Plugin:
         error = error.__cause__
     reason = f"{where} raised {reason}" if where else reason
     return evolve(plugin, state="failed", reason=reason, error=error)
-
-
-def _plugin(found: Found) -> Plugin:
-    return Plugin(
-        kind=found.kind,
-        name=found.name,
-        distribution=found.distribution,
-        version=found.version,
-        entry_point=found.value,
-        requires=found.requires,
-    )
 
 
 def _judged(

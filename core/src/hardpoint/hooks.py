@@ -37,11 +37,6 @@ class HookTable:
         self._listeners: dict[str, tuple[tuple[Key, pluggy.HookImpl], ...]] = {}
         self._complained: set[tuple[Key, str]] = set()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every hook, in the order of the specification."""
-        return tuple(self._names)
-
     def register(self, key: Key, module: Any) -> None:
         """Check and add the hooks of a loaded plugin. One module may serve several plugins.
 

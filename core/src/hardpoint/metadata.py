@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 _logger = logging.getLogger("hardpoint.discovery")
 
@@ -26,17 +26,61 @@ GROUPS: Mapping[str, str] = MappingProxyType(
 
 
 @frozen(kw_only=True)
-class Found:
-    """One entry point as the metadata has it: ``value`` is what it names, ``requires`` are the
-    distribution's own ``Requires-Dist`` lines.
+class ResolvedPlugin:
+    """What a worker needs to load exactly the driver's plugin: plain data, sent at start."""
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    entry_point: str
+
+
+@frozen(kw_only=True)
+class Plugin:
+    """One plugin and what became of it.
+
+    ``state`` is ``found`` (not loaded so far), ``loaded``, ``disabled`` (by the configuration),
+    ``refused`` (built for another core), ``failed`` (it raised or has the wrong shape) or
+    ``conflict`` (another distribution claims the name); ``reason`` says more where there is more to
+    say. ``error`` is what it raised, always the same object.
     """
 
     kind: str
     name: str
-    value: str
     distribution: str
     version: str
-    requires: tuple[str, ...] = ()
+    entry_point: str
+    requires: tuple[str, ...] = field(default=(), repr=False)
+    state: str = "found"
+    reason: str = ""
+    record: Any = field(default=None, eq=False, repr=False)
+    module: Any = field(default=None, eq=False, repr=False)
+    error: BaseException | None = field(default=None, eq=False, repr=False)
+
+    @property
+    def provider(self) -> str:
+        """The distribution and its version."""
+        return f"{self.distribution} {self.version}"
+
+    @property
+    def label(self) -> str:
+        """The plugin as people need it to act: kind, name, distribution, version, entry point."""
+        return (
+            f"{self.kind} {self.name!r} of {self.provider} "
+            f"(entry point {self.name} = {self.entry_point} in {GROUPS[self.kind]})"
+        )
+
+    @property
+    def resolved(self) -> ResolvedPlugin:
+        """What a worker needs to load the same."""
+        return ResolvedPlugin(
+            kind=self.kind,
+            name=self.name,
+            distribution=self.distribution,
+            version=self.version,
+            entry_point=self.entry_point,
+        )
 
 
 def normalized(distribution: str) -> str:
@@ -44,7 +88,7 @@ def normalized(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def find(path: Sequence[str] | None = None) -> tuple[Found, ...]:
+def find(path: Sequence[str] | None = None) -> tuple[Plugin, ...]:
     """Return every entry point of the Hardpoint groups on ``path`` (default: ``sys.path``).
 
     Called in the driver and in workers. The same entry point found twice is one; a distribution
@@ -53,7 +97,7 @@ def find(path: Sequence[str] | None = None) -> tuple[Found, ...]:
     importlib.invalidate_caches()
     # Python 3.11 does not pass that on to this one; an instance, as it is no class method there.
     importlib.metadata.MetadataPathFinder().invalidate_caches()
-    found: dict[tuple[str, ...], Found] = {}
+    found: dict[tuple[str, ...], Plugin] = {}
     for distribution in _distributions(path):
         if (text := _entry_points_text(distribution)) is None:
             continue
@@ -64,22 +108,21 @@ def find(path: Sequence[str] | None = None) -> tuple[Found, ...]:
             key = (kind, name, value, normalized(headers["Name"][0]))
             found.setdefault(
                 key,
-                Found(
+                Plugin(
                     kind=kind,
                     name=name,
-                    value=value,
+                    entry_point=value,
                     distribution=headers["Name"][0],
                     version=headers["Version"][0],
                     requires=tuple(headers["Requires-Dist"]),
                 ),
             )
     kinds = list(GROUPS)
-    return tuple(
-        sorted(
-            found.values(),
-            key=lambda each: (kinds.index(each.kind), each.name, each.distribution, each.value),
-        )
-    )
+
+    def order(each: Plugin) -> tuple[int, str, str, str]:
+        return kinds.index(each.kind), each.name, each.distribution, each.entry_point
+
+    return tuple(sorted(found.values(), key=order))
 
 
 def _distributions(path: Sequence[str] | None) -> Iterator[importlib.metadata.Distribution]:

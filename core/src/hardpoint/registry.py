@@ -288,10 +288,6 @@ class Registry:
         """Return the plugins of one kind that are in use."""
         return tuple(self._installed.find(*key) for key in self._hooks.in_use() if key[0] == kind)
 
-    def listens(self, hook: str) -> bool:
-        """Whether a plugin in use implements ``hook``."""
-        return bool(self.implementers(hook))
-
     def implementers(self, hook: str) -> tuple[str, ...]:
         """Return the names of the plugins in use that implement ``hook``, in calling order."""
         self.extensions()
