@@ -15,6 +15,7 @@ from hardpoint.errors import (
     UnsupportedError,
 )
 from hardpoint.sleep import SleepStateError
+from hardpoint_engine.scheduling.scheduler import NoNumbersError
 
 PROMPTS = {f"r{n}": tuple((n * 31 + i) % 250 for i in range(3 + 5 * n)) for n in range(5)}
 
@@ -251,6 +252,29 @@ def test_an_interrupted_step_loses_and_repeats_nothing(engine):
     assert one.core.metrics.steps == len(one.calls("execute_model")) == 1
     one.run()
     assert one.tokens == expected
+
+
+def test_a_request_that_the_model_has_no_numbers_for_ends_alone(engine):
+    """Lost cells stand for a model that gives NaN; the cache does not offer them again."""
+    one = engine()
+    prompt, other = tuple(range(1, 10)), tuple(range(20, 29))
+    expected, neighbour = one.ask(prompt, max_tokens=8), one.ask(other, max_tokens=12)
+    one.add("a", prompt, max_tokens=50)
+    one.add("b", other, max_tokens=12)
+    one.step()
+    (lost,) = (each.blocks for each in one.core.scheduler.roster.running if each.req_id == "a")
+    one.core.executor.collective_rpc(lose, args=(lost[0],))
+    one.run()
+    assert one.ends["a"].finish_reason == "error"
+    assert isinstance(one.ends["a"].error, NoNumbersError)
+    assert "no numbers for request a (4 are NaN" in str(one.ends["a"].error)
+    assert one.ends["b"].finish_reason == "length"
+    assert one.tokens["b"] == neighbour
+    assert one.ask(prompt, max_tokens=8) == expected
+
+
+def lose(worker, block):
+    worker.get_model_runner().cache.zero(block)
 
 
 class TestTheEnd:

@@ -41,6 +41,10 @@ class AdmissionError(HardpointError):
     """An admission policy raised; what it raised is ``__cause__``."""
 
 
+class NoNumbersError(HardpointError):
+    """The model gave NaN or infinity for a request's next token."""
+
+
 class Scheduler:
     """Plans steps for the live requests of ``roster`` and takes in their results.
 
@@ -262,7 +266,8 @@ class Scheduler:
 
     def commit(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> list[EngineOutput]:
         """Take in the result of the step in flight; return one output for each request that has
-        new tokens or ends. A result that contradicts the plan for one request ends that one alone.
+        new tokens or ends. A result that contradicts the plan for one request, or has no
+        numbers for it, ends that one alone.
 
         Raises MessageError, changing nothing, if it is not a result of this step at all.
         """
@@ -306,6 +311,8 @@ class Scheduler:
         now: float,
     ) -> EngineOutput | None:
         """Take in one request's part of a result."""
+        if output.nan_counts and (bad := output.nan_counts.get(request.req_id)):
+            return self._no_numbers(request, bad)
         tokens = request.tokens
         computed = request.num_computed + count
         if computed < len(tokens):
@@ -372,6 +379,15 @@ class Scheduler:
             for request in requests
             if request.phase is Phase.RUNNING
         ]
+
+    def _no_numbers(self, request: Request, count: int) -> EngineOutput:
+        error = NoNumbersError(
+            f"the model gave no numbers for request {request.req_id} ({count} are NaN or "
+            "infinite): its weights or its cache are corrupt; reload the weights, or start a new "
+            "engine"
+        )
+        self.blocks.clear_cache()  # else the next request of this beginning finds the same cells
+        return self.roster.finish(request, "error", error=error)
 
     def _fault(self, request: Request, what: str) -> EngineOutput:
         error = MessageError(f"the step gave request {request.req_id} {what}")
