@@ -108,6 +108,33 @@ def test_the_executor_imports_neither_torch_nor_numpy():
     assert finish(run(code)) == (0, "[]\n", "")
 
 
+def test_a_forked_child_is_refused_at_once_and_the_parent_works_on():
+    code = """
+        import os, signal, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: the case
+        executor = start()
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            for call in (
+                lambda: executor.collective_rpc("supported_tasks"),
+                lambda: executor.collective_rpc("supported_tasks", non_block=True),
+                lambda: executor.check_health(),
+            ):
+                try:
+                    call()
+                except ExecutorFailedError as error:
+                    told = f"started by process {os.getppid()}, and this is process {os.getpid()}"
+                    print(told in str(error), flush=True)
+            executor.shutdown()
+            print("child", flush=True)
+            os._exit(0)
+        print(os.waitpid(pid, 0)[1], len(executor.collective_rpc("supported_tasks")))
+        executor.shutdown()
+    """
+    assert finish(run(code)) == (0, "True\nTrue\nTrue\nchild\n0 1\n", "")
+
+
 def test_errors_and_refusals_hold_without_assertions():
     code = """
         executor = start()
