@@ -207,6 +207,22 @@ def test_models_that_are_not_there(tmp_path, monkeypatch, model, load_format, me
         read_description(model, load_format)
 
 
+@pytest.mark.parametrize("load_format", ["auto", "gguf", "dummy"])
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("x" * 10_000, "File name too long"),
+        ("/proc/self/mem", "/proc/self/mem'?: (cannot be read: Input/output|the file is empty)"),
+        ("~nobody-of-that-name/model", "home directory"),
+    ],
+    ids=["long", "unreadable", "homeless"],
+)
+def test_a_path_that_the_system_refuses_is_named(model, load_format, message):
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_description(model, load_format)
+    assert len(str(caught.value)) < 400
+
+
 def test_a_directory_without_a_config_says_what_a_model_is(tmp_path, make):
     with pytest.raises(CheckpointError, match=r"no config\.json in the folder; a model is"):
         read_description(tmp_path)

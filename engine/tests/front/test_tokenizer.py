@@ -233,3 +233,14 @@ def test_a_missing_tokenizer_is_known_before_anything_is_loaded(folder, tmp_path
         source(model=str(folder), tokenizer=str(tmp_path / "nowhere"))
     (folder / "config.json").unlink()
     assert source(model=str(folder)) == folder  # no model at all is another error, told elsewhere
+
+
+@pytest.mark.parametrize("key", ["model", "tokenizer"])
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("x" * 10_000, "File name too long"), ("~nobody-of-that-name/model", "home directory")],
+    ids=["long", "homeless"],
+)
+def test_a_path_that_the_system_refuses_is_named(key, path, message):
+    with pytest.raises(CheckpointError, match=message):
+        source(**{key: path})

@@ -31,7 +31,26 @@ def read_description(model: str | Path, load_format: str = "auto") -> ModelDescr
         raise CheckpointError(
             f"load_format {shown(load_format)} is unknown; known: {', '.join(FORMATS)}"
         )
-    path = Path(model).expanduser()
+    try:
+        return _describe(expanded(model), load_format)
+    except OSError as error:
+        raise unreadable(model, error) from error
+
+
+def expanded(path: str | Path) -> Path:
+    """Return ``path`` with its ``~`` replaced; raise CheckpointError for a user without a home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise CheckpointError(f"{shown(str(path))}: {error}") from error
+
+
+def unreadable(path: str | Path, error: OSError) -> CheckpointError:
+    """Return the error for a path that the system refuses to look at or to read."""
+    return CheckpointError(f"{shown(str(path))}: cannot be read: {error.strerror or error}")
+
+
+def _describe(path: Path, load_format: str) -> ModelDescription:
     if load_format == DUMMY:
         return _describe_dummy(path)
     if not path.exists():

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hardpoint.checkpoints.identification import expanded, unreadable
 from hardpoint.errors import CheckpointError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -79,13 +80,20 @@ def tokenizer_source(config: Config) -> Path | None:
     model at all is left to the reader of its description, which says so.
     """
     named, model = config.model.tokenizer, config.model.model
+    try:
+        return _source(named, model, dummy=config.load.load_format == DUMMY)
+    except OSError as error:
+        raise unreadable(named or model or DUMMY, error) from error
+
+
+def _source(named: str | None, model: str | None, *, dummy: bool) -> Path | None:
     if named is not None:
-        path = Path(named).expanduser()
+        path = expanded(named)
         if not path.exists():
             raise CheckpointError(f"tokenizer = {named!r}: there is no such file or folder")
         return _in_folder(path) if path.is_dir() else path
-    path = Path(model or DUMMY).expanduser()
-    if config.load.load_format == DUMMY and not path.exists():
+    path = expanded(model or DUMMY)
+    if dummy and not path.exists():
         return None
     if path.is_dir() and (path / "config.json").exists():
         return _in_folder(path)
