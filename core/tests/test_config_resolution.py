@@ -362,3 +362,20 @@ def test_effective_lists_every_key_with_its_origin():
     assert rows["nnodes"] == (1, "default")
     assert rows["plugins.acme.threads"] == (2, "Python")
     assert rows["plugins.provider"] == ({"x": "y"}, "Python")
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"block_sizes": ()}, "block_sizes is empty"),
+        ({"block_sizes": (16, 0)}, "block_sizes has 0"),
+        ({"dtypes": ()}, "dtypes is empty"),
+        ({"default_dtype": "float64"}, "default_dtype 'float64' is not one of"),
+        ({"chunk_multiple": 0}, "chunk_multiple has 0"),
+        ({"max_num_seqs": 0}, "max_num_seqs has 0"),
+        ({"max_num_batched_tokens": 8, "chunk_multiple": 16}, "chunk_multiple 16 is over 8"),
+    ],
+)
+def test_limits_that_cannot_be_met_are_the_platforms_error(limits, words):
+    with pytest.raises(PluginError, match=f"platform 'acme'.*{words}"):
+        fill_defaults(Config(), Acme(limits=limits))

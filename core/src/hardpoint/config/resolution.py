@@ -25,7 +25,7 @@ from hardpoint.suggestions import did_you_mean as names_like
 if TYPE_CHECKING:
     from hardpoint.executor import Executor
     from hardpoint.platform import Platform
-    from hardpoint.records import Change, Offer
+    from hardpoint.records import Change, Limits, Offer
     from hardpoint.registry import Registry
 
 _logger = logging.getLogger("hardpoint.config")
@@ -152,7 +152,7 @@ def fill_defaults(config: Config, platform: Platform) -> Config:
 
 
 def _defaults(config: Config, platform: Platform) -> Iterator[tuple[str, Any]]:
-    limits = platform.limits(config)
+    limits = _limits(config, platform)
     cache, scheduler = config.cache, config.scheduler
     dtype = config.model.dtype
     if dtype == "auto":
@@ -183,6 +183,36 @@ def _defaults(config: Config, platform: Platform) -> Iterator[tuple[str, Any]]:
     if scheduler.prefill_chunk_size is None and chunked:
         multiple = limits.chunk_multiple
         yield "prefill_chunk_size", max(tokens // multiple * multiple, multiple)
+
+
+def _limits(config: Config, platform: Platform) -> Limits:
+    """Return the platform's limits; raise PluginError with all that is impossible in them."""
+    limits = platform.limits(config)
+    wrong = [] if limits.dtypes else ["dtypes is empty"]
+    if limits.dtypes and limits.default_dtype not in limits.dtypes:
+        wrong.append(f"default_dtype {limits.default_dtype!r} is not one of {limits.dtypes}")
+    if not limits.block_sizes:
+        wrong.append("block_sizes is empty")
+    sizes = {
+        "block_sizes": limits.block_sizes,
+        "chunk_multiple": (limits.chunk_multiple,),
+        "max_prefills_per_step": (limits.max_prefills_per_step,),
+        "max_num_seqs": (limits.max_num_seqs,),
+        "max_num_batched_tokens": (limits.max_num_batched_tokens,),
+        "default_max_num_seqs": (limits.default_max_num_seqs,),
+        "default_max_num_batched_tokens": (limits.default_max_num_batched_tokens,),
+    }
+    for name, values in sizes.items():
+        wrong += [f"{name} has {each}" for each in values if each is not None and each < 1]
+    most = limits.max_num_batched_tokens
+    if most is not None and most < limits.chunk_multiple:
+        wrong.append(f"chunk_multiple {limits.chunk_multiple} is over {most} tokens in a step")
+    if wrong:
+        raise PluginError(
+            f"the limits of platform {platform.name!r} cannot be met: {'; '.join(wrong)}. Mend its "
+            f"settings (plugins.{platform.name}.*), or tell whoever made it"
+        )
+    return limits
 
 
 def _at_most(value: int, bound: int | None) -> int:
