@@ -411,6 +411,7 @@ class TorchModelRunner(ModelRunner):
                 (chosen[req_id],) if req_id in chosen else () for req_id in inputs.req_ids
             ),
             logprobs={ids[row]: logprobs for row, logprobs in sampled.logprobs.items()},
+            nan_counts={ids[row]: count for row, count in sampled.nan_counts.items()},
             timings=StepTimings(
                 prepare=step.prepare,
                 forward=step.forward,

@@ -247,3 +247,28 @@ def test_a_fitted_length_is_adopted(make_runner, make_driver):
     driver.add("b", range(1, 9))
     driver.step({"b": 8})  # its next token is drawn, and has no place any more
     assert len(driver.output("b")) == 1
+
+
+def test_a_request_whose_logits_are_no_numbers_is_counted_by_name(make_runner, make_driver):
+    class Spoilt(TorchModelRunner):
+        spoilt = False
+
+        def forward(self, inputs, plan):
+            logits = super().forward(inputs, plan)
+            if self.spoilt:
+                logits[inputs.sampled_ids.index("b"), :3] = torch.nan
+            return logits
+
+    outputs = {}
+    for spoilt in (False, True):
+        driver = make_driver(make_runner(Spoilt))
+        driver.add("unfinished", range(1, 9))
+        driver.add("a", [1, 2, 3])
+        driver.add("b", [4, 5], SamplingParams(seed=1, top_p=0.5))
+        driver.add("c", [6], SamplingParams(seed=2))
+        driver.runner.spoilt = spoilt
+        outputs[spoilt] = driver.step({"unfinished": 3, "a": 3, "b": 2, "c": 1})
+    clean, counted = outputs[False], outputs[True]
+    assert (clean.nan_counts, counted.nan_counts) == ({}, {"b": 3})
+    for req_id, before, after in zip(clean.req_ids, clean.tokens, counted.tokens, strict=True):
+        assert after == ((0,) if req_id == "b" else before)

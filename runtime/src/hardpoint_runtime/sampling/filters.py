@@ -122,7 +122,8 @@ def _draw_among(
     weights = weights.masked_fill(~within_p, 0.0)
 
     place = race(weights, keys, ids)[:, None]
-    last_kept = (within_k & within_p).sum(-1, keepdim=True) - 1
+    # Of a row that is not a number nothing is kept.
+    last_kept = ((within_k & within_p).sum(-1, keepdim=True) - 1).clamp(min=0)
     edge = torch.where(cut_by_k[:, None], kth, best.gather(1, last_kept))
     beyond = (edge == best[:, -1:]) & (edge > -torch.inf)
     return ids.gather(1, place)[:, 0], beyond[:, 0]

@@ -45,13 +45,14 @@ def gather_logprobs(
     and the listed ones together, best first, each once.
 
     ``logits`` [n, V] are raw, ``sampled`` int64 [n]. The rank of the sampled token is how many
-    log-probabilities are not below its own, 1 for the best.
+    log-probabilities are not below its own, 1 for the best. In a row that is not a number all
+    values are NaN, and the rank is 1.
     """
     rows = torch.tensor([wish.row for wish in asks], device=logits.device)
     values = logits.index_select(0, rows).to(torch.float32).log_softmax(-1)
     chosen = sampled.index_select(0, rows)[:, None]
     own = values.gather(1, chosen)
-    ranks = (values >= own).sum(-1)
+    ranks = (values >= own).sum(-1).clamp(min=1)
     heads = list(
         zip(*(to_host(part).view(-1).tolist() for part in (chosen, own, ranks)), strict=True)
     )

@@ -2,6 +2,9 @@
 
 Order: (raw logits kept for log-probabilities) float32, grammar, allowed ids, minimum length, bias,
 penalties, greedy choice; for rows that draw: temperature, min-p, top-k, top-p, draw.
+
+A row whose best logit after the edits is not a finite number, because one of its logits is NaN or
++inf or because all are -inf, gets NO_CHOICE and is counted; no other row notices.
 """
 
 from __future__ import annotations
@@ -23,13 +26,19 @@ if TYPE_CHECKING:
     from hardpoint_runtime.device import DeviceOps
     from hardpoint_runtime.sampling.batch import Draws, SamplingBatch
 
+NO_CHOICE = 0
+"""The token of a row that has nothing to choose from."""
+
 
 @frozen(kw_only=True)
 class Sampled:
-    """The tokens of n rows, and the log-probabilities of those rows that asked."""
+    """The tokens of n rows, the log-probabilities of those rows that asked, and ``nan_counts``: row
+    -> how many of its logits were NaN or +inf, or, of a row where all were -inf, all of them.
+    """
 
     tokens: tuple[int, ...]
     logprobs: Mapping[int, Logprobs] = field(factory=dict)
+    nan_counts: Mapping[int, int] = field(factory=dict)
 
 
 class Sampler:
@@ -46,14 +55,29 @@ class Sampler:
         """
         edited = self.edit(logits, batch) if batch.edits_logits else logits
         chosen = edited.argmax(-1)
+        # argmax takes a NaN for the greatest, so that the value there tells of the whole row.
+        usable = edited.gather(1, chosen[:, None])[:, 0].isfinite()
         if batch.draws is not None:
             rows = self.device.to_device(batch.draws.rows, torch.int64)
             chosen = chosen.index_copy(0, rows, self.draw(edited, rows, batch.draws))
+        chosen = torch.where(usable, chosen, NO_CHOICE)
         logprobs: dict[int, Logprobs] = {}
         if batch.logprobs:
             found = gather_logprobs(logits, chosen, batch.logprobs, self.device.to_host)
             logprobs = {ask.row: row for ask, row in zip(batch.logprobs, found, strict=True)}
-        return Sampled(tokens=tuple(self.device.to_host(chosen).tolist()), logprobs=logprobs)
+        # One transfer for both: a row without a choice comes as -1.
+        tokens = self.device.to_host(torch.where(usable, chosen, -1)).tolist()
+        unusable = [row for row, token in enumerate(tokens) if token < 0]
+        return Sampled(
+            tokens=tuple(NO_CHOICE if token < 0 else token for token in tokens),
+            logprobs=logprobs,
+            nan_counts={row: self.count_unusable(edited[row]) for row in unusable},
+        )
+
+    def count_unusable(self, row: Tensor) -> int:
+        """Return how many of a row's logits [V] are NaN or +inf; all of them if there is none."""
+        wrong = (row.isnan() | row.isposinf()).sum()
+        return int(self.device.to_host(wrong)) or len(row)
 
     def edit(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         """Return a float32 copy of the logits with what the requests of ``batch`` ask changed."""
