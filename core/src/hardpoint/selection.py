@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from hardpoint.config.checks import capability_problems, with_origin
+from hardpoint.config.checks import capability_problems
 from hardpoint.config.keys import get
-from hardpoint.config.problems import config_error
+from hardpoint.config.problems import config_error, with_origin
 from hardpoint.errors import (
     NoPlatformError,
     PluginConflictError,
@@ -124,7 +124,7 @@ def _refuse_absent(wanted: str, registry: Registry, config: Config, platform: Pl
     the platform could not do anyway, or the key that wants an executor which nobody named.
     """
     problems = [
-        with_origin(config, problem)
+        with_origin(problem, config.origins)
         for problem in capability_problems(config, platform)
         if config.is_explicit(problem.key)
     ]
@@ -149,7 +149,7 @@ def several_workers(config: Config, platform: Platform, but: str, way_out: str) 
     message = f"needs {placement.num_workers} workers on {where}, {but}"
     value = platform.name if key == "platform" else get(config, key)
     problem = Problem(key=key, value=value, message=message, way_out=way_out)
-    return with_origin(config, problem)
+    return with_origin(problem, config.origins)
 
 
 def default_executor(placement: Placement) -> str:

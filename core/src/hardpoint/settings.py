@@ -9,10 +9,10 @@ from enum import Enum
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
-from attrs import evolve, fields, has, resolve_types
+from attrs import fields, has, resolve_types
 
 from hardpoint.config import values
-from hardpoint.config.problems import config_error, did_you_mean
+from hardpoint.config.problems import config_error, did_you_mean, with_origin
 from hardpoint.errors import PluginError
 from hardpoint.records import Problem
 
@@ -55,7 +55,7 @@ def structure_settings(
             f"be read from a configuration: {error}"
         ) from error
     if problems:
-        raise config_error([_with_origin(problem, origins or {}) for problem in problems])
+        raise config_error([with_origin(problem, origins or {}) for problem in problems])
     return cast("T", settings)
 
 
@@ -258,7 +258,3 @@ def _refusals_beside(
             given, key = raw[field.name], f"{path}.{field.name}"
             value = converter.structure(given, field.type)
             yield from _refusals_of(value, key, field.metadata, given)
-
-
-def _with_origin(problem: Problem, origins: Mapping[str, str]) -> Problem:
-    return evolve(problem, origin=problem.origin or origins.get(problem.key, ""))

@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 
 from hardpoint.capabilities import Capability, Support
 from hardpoint.config.keys import get
-from hardpoint.config.problems import did_you_mean
+from hardpoint.config.problems import did_you_mean, with_origin
 from hardpoint.config.schema import Config
 from hardpoint.errors import PluginError
 from hardpoint.records import Limits, Placement, Problem
@@ -74,12 +74,7 @@ def config_problems(
         problems += rule(case)
     problems += [*_extensions(config, registry), *_platform_problems(config, platform)]
     for problem in problems:
-        yield _blaming(with_origin(config, problem), registry)
-
-
-def with_origin(config: Config, problem: Problem) -> Problem:
-    """Return ``problem`` with the origin of its value, where it says none itself."""
-    return evolve(problem, origin=problem.origin or config.origins.get(problem.key, ""))
+        yield _blaming(with_origin(problem, config.origins), registry)
 
 
 def _blaming(problem: Problem, registry: Registry) -> Problem:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from attrs import evolve
 
 from hardpoint.errors import ConfigError
 from hardpoint.records import Problem
@@ -14,6 +16,11 @@ def config_error(problems: Sequence[Problem]) -> ConfigError:
         return ConfigError(str(problems[0]), problems=problems)
     lines = "".join(f"\n  {problem}" for problem in problems)
     return ConfigError(f"{len(problems)} problems in the configuration:{lines}", problems=problems)
+
+
+def with_origin(problem: Problem, origins: Mapping[str, str]) -> Problem:
+    """Return ``problem`` with the origin of its value, where it says none itself."""
+    return evolve(problem, origin=problem.origin or origins.get(problem.key, ""))
 
 
 def close(word: str, known: Iterable[str]) -> list[str]:
