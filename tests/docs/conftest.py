@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+FILE = re.compile(r"^```\w+\n# (\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+"""A block whose first line is a comment with the file's name."""
 
 
 class Sample:
@@ -20,9 +22,7 @@ class Sample:
     def __init__(self, page: str, folder: Path) -> None:
         self.folder = folder
         text = (ROOT / "docs" / page).read_text()
-        for name, content in re.findall(
-            r"^```\w+\n# (\S+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL
-        ):
+        for name, content in FILE.findall(text):
             path = folder / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(content)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 DUMMY = ("--platform", "dummy", "--load-format", "dummy")
 WORK = """
 import threading
@@ -73,3 +76,29 @@ def test_waiting_prompts_run_in_the_end(sample):
     )  # fmt: skip
     results = json.loads(done.stdout)["results"]
     assert [len(result["token_ids"]) for result in results] == [2, 2]
+
+
+TORCH_ACME = """
+import simulated_device
+simulated_device.NAME = "acme"
+simulated_device.install()
+"""
+
+
+def test_the_platform_generates_what_the_host_does(sample):
+    acme = sample("writing-a-platform.md")
+    missing = acme.run("doctor", "acme", code=1)
+    assert "the package torch_acme is not installed" in missing.stdout
+    simulated = ROOT / "tests" / "simulated_accelerator" / "simulated_device.py"
+    shutil.copy(simulated, acme.folder / "simulated_device.py")
+    (acme.folder / "torch_acme.py").write_text(TORCH_ACME)
+    assert "one unit" in acme.run("doctor", "acme").stdout
+    arguments = ("--load-format", "dummy", "--raw", "--json", "--max-tokens", "6")
+    arguments += ("--num-kv-blocks", "64", "one")
+    chosen = json.loads(acme.run("generate", *arguments).stdout)
+    assert chosen["platform"] == "acme"
+    host = json.loads(acme.run("generate", "--platform", "cpu", *arguments).stdout)
+    (ours,), (theirs,) = chosen["results"], host["results"]
+    assert ours["token_ids"] == theirs["token_ids"]
+    refused = acme.run("generate", *arguments, "--prompt-logprobs", "1", code=2)
+    assert "prompt_logprobs" in refused.stderr
