@@ -42,7 +42,7 @@ def test_what_lies_beyond_names_the_field_and_the_value(name, value):
         SamplingParams(**{name: value})
     assert caught.value.field == name
     wrong = caught.value.value
-    assert wrong is value or wrong == tuple(value) or wrong in value
+    assert wrong is value or wrong == value or wrong == tuple(value) or wrong in value
     assert repr(wrong) in str(caught.value)
 
 
