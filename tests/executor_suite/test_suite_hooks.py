@@ -106,4 +106,5 @@ def test_hooks_fire_in_order_in_the_driver_and_in_every_worker(flavour, fired, f
     ]
     names = [what[1:3] for what in heard]
     assert names.index(("step_started", None)) < names.index(("step_started", 0))
-    assert names.index(("step_finished", 0)) < names.index(("step_finished", None))
+    if not fails:  # the first rank's error ends the step in the driver, whoever is still at it
+        assert names.index(("step_finished", 0)) < names.index(("step_finished", None))
