@@ -173,7 +173,7 @@ def random_sampling(rng):
         presence_penalty=rng.choice([0.0, 1.5]),
         frequency_penalty=rng.choice([0.0, -0.5]),
         repetition_penalty=rng.choice([1.0, 1.25]),
-        seed=rng.randrange(1 << 70),
+        seed=rng.randrange(1 << 64),
         max_tokens=None,
         min_tokens=rng.choice([0, 3]),
         logprobs=rng.choice([None, 2]),
