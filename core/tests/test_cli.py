@@ -386,6 +386,23 @@ def test_a_full_disk_is_one_sentence(shell, arguments):
     assert done.stderr == "Error: cannot write the output: No space left on device\n"
 
 
+@pytest.mark.parametrize(
+    ("closed", "code"), [("<&-", 0), ("2>&-", 0), (">&-", 1)], ids=["in", "err", "out"]
+)
+def test_a_closed_standard_stream_is_no_accident(shell, closed, code):
+    words = " ".join(f"'{word}'" for word in shell.command("plugins", "--json"))
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{words} {closed}"], capture_output=True, text=True, timeout=60,
+        check=False, env=shell.environment(),
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    if code:
+        assert done.stderr.startswith("Error: standard output is closed")
+    else:
+        json.loads(done.stdout)
+
+
 def test_version(shell):
     assert shell("--version").stdout == f"hardpoint {hardpoint.__version__} (contract API 2.0)\n"
 

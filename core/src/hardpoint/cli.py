@@ -24,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     exit code, and so does a full disk; a reader that went away (``| head``) ends the command
     quietly.
     """
+    if _without_output():
+        sys.stderr.write("Error: standard output is closed; send it somewhere, to a file say\n")
+        sys.exit(1)
     try:
         code = _run(None if arguments is None else list(arguments))
     except KeyboardInterrupt:
@@ -38,6 +41,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.write(f"Error: cannot write the output: {error.strerror}\n")
         code = 1
     sys.exit(code)
+
+
+def _without_output() -> bool:
+    """Give closed standard streams (``2>&-``) a place, so that nobody meets None in theirs; return
+    whether standard output was one of them.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123 - it lives as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    return sys.stdout is None
 
 
 def _drop_output() -> None:
