@@ -13,8 +13,8 @@ TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 INDEX_FLAG := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-SERVING := core engine runtime plugins/uniproc plugins/cpu
-DISTRIBUTIONS := $(SERVING) plugins/dummy
+SERVING := core engine runtime plugins/uniproc plugins/multiproc plugins/cpu
+DISTRIBUTIONS := $(SERVING) plugins/dummy plugins/tpu
 PROJECT_FILES := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) constraints.txt requirements-dev.txt Makefile
 SOURCES := $(addsuffix /src,$(DISTRIBUTIONS))
 EDITABLE = $(foreach dist,$(1),--editable $(dist))

@@ -78,6 +78,10 @@ _READERS: Mapping[type, Callable[[object], Any]] = {
 }
 
 
+_DOTTED = ("plugins", "rpc")
+"""Sections whose keys carry the section's name: alone they would say nothing."""
+
+
 def _key(attribute: Attribute[Any], hint: Any, section: str) -> Key:
     options = [option for option in get_args(hint) or (hint,) if option is not type(None)]
     origin = get_origin(hint)
@@ -87,7 +91,7 @@ def _key(attribute: Attribute[Any], hint: Any, section: str) -> Key:
         kind = dict
     default = attribute.default
     return Key(
-        path=f"plugins.{attribute.name}" if section == "plugins" else attribute.name,
+        path=f"{section}.{attribute.name}" if section in _DOTTED else attribute.name,
         section=section,
         name=attribute.name,
         type=kind,

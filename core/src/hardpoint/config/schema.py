@@ -129,6 +129,32 @@ class PromptAdapterConfig:
 
 
 @frozen(kw_only=True)
+class RpcConfig:
+    """How calls travel to workers."""
+
+    pickle: str = key(
+        "local",
+        "what may be unpickled: anything from this host's own workers (local), or nothing (never)",
+        choices=("local", "never"),
+    )
+    spin_us: float = key(
+        200.0, "microseconds for which a waiting side yields the processor before it sleeps", low=0
+    )
+    heartbeat: float = key(1.0, "seconds between two signs of life of a worker", above=0)
+
+
+@frozen(kw_only=True)
+class GraphConfig:
+    """Recorded graphs."""
+
+    graph_mode: str | None = key(
+        None,
+        "what is recorded once and replayed; unset: what suits the platform",
+        choices=("none", "piecewise", "full", "full_and_piecewise", "full_decode_only"),
+    )
+
+
+@frozen(kw_only=True)
 class ObservabilityConfig:
     """What is told."""
 
@@ -178,6 +204,8 @@ class Config:
     lora: LoRAConfig = field(factory=LoRAConfig)
     speculative: SpeculativeConfig = field(factory=SpeculativeConfig)
     prompt_adapter: PromptAdapterConfig = field(factory=PromptAdapterConfig)
+    rpc: RpcConfig = field(factory=RpcConfig)
+    graph: GraphConfig = field(factory=GraphConfig)
     observability: ObservabilityConfig = field(factory=ObservabilityConfig)
     plugins: PluginsConfig = field(factory=PluginsConfig)
     description: ModelDescription | None = None

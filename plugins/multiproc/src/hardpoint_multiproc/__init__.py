@@ -1,0 +1,1 @@
+"""The ``mp`` executor: one process for each worker, on one host."""

@@ -1,0 +1,1 @@
+"""The tpu platform: runs models through XLA, without torch."""
