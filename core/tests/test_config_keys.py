@@ -32,7 +32,10 @@ def test_every_field_of_the_schema_is_a_key_with_help():
 def test_paths_are_unique_bare_names_except_the_plugins_own():
     assert len(BY_PATH) == len(KEYS)
     dotted = {each.path for each in KEYS if "." in each.path}
-    assert dotted == {"plugins.disable", "plugins.strict", "plugins.provider"}
+    assert {path for path in dotted if path.startswith("plugins.")} == {
+        "plugins.disable", "plugins.strict", "plugins.provider",
+    }  # fmt: skip
+    assert {path.partition(".")[0] for path in dotted} == {"plugins", "rpc"}
     assert {each.path for each in KEYS if each.flag is None} == {"plugins.provider"}
     assert BY_PATH["max_num_seqs"].flag == "--max-num-seqs"
     assert BY_PATH["plugins.disable"].variable == "HARDPOINT_PLUGINS__DISABLE"
@@ -48,6 +51,7 @@ def test_paths_are_unique_bare_names_except_the_plugins_own():
         ("memory_utilization", float, False, 0.9),
         ("enable_prefix_caching", bool, False, True),
         ("devices", tuple, True, None),
+        ("graph_sizes", tuple, True, None),
         ("plugins.disable", tuple, False, ()),
         ("plugins.provider", dict, False, {}),
     ],
@@ -88,6 +92,11 @@ def test_defaults_satisfy_their_own_bounds():
         ("model", b"x", "text"),
         ("devices", "0", "a list"),
         ("devices", [0], "a list of texts"),
+        ("graph_sizes", ["1"], "a list of whole numbers"),
+        ("graph_sizes", Text("1,x"), "a list of whole numbers"),
+        ("graph_sizes", [4, 0], "at least 1"),
+        ("graph_sizes", 4, "a list"),
+        ("batch_timing_interval", 0, "more than 0"),
         ("plugins.disable", [""], "a list of texts"),
         ("plugins.provider", {"a": 1}, "text"),
         ("plugins.provider", {1: "a"}, "table"),
@@ -114,6 +123,8 @@ def test_a_value_of_the_wrong_type_or_range_is_refused(path, value, must):
         ("devices", ["b", "a"], ("b", "a")),
         ("devices", {"b", "a"}, ("a", "b")),
         ("devices", Text("b, a,"), ("b", "a")),
+        ("graph_sizes", [8, 2], (8, 2)),
+        ("graph_sizes", Text("1, 2,"), (1, 2)),
         ("plugins.provider", {"a": "b"}, {"a": "b"}),
         ("executor", Executor, Executor),
         ("executor", "acme.thing:Executor", "acme.thing:Executor"),
@@ -192,9 +203,9 @@ def test_a_configuration_travels_to_workers_as_it_is():
         copy.seed = 4
 
 
-def test_sub_configurations_are_the_ten_of_the_executors_api():
+def test_sub_configurations_are_the_ten_of_the_executors_api_and_two_of_ours():
     sections = {each.section for each in KEYS} - {"", "plugins"}
-    assert sections == {
+    assert sections - {"graph", "rpc"} == {
         "model", "cache", "parallel", "scheduler", "load", "device", "lora", "speculative",
         "prompt_adapter", "observability",
     }  # fmt: skip

@@ -179,6 +179,13 @@ def _scheduling(case: Case) -> Iterator[Problem]:
             f"platform {case.platform.name!r} cannot do it with this configuration.",
             "Leave it out.",
         )
+    executor = case.executor_class
+    if scheduler.async_scheduling and executor and not executor.supports_async_scheduling:
+        yield case.problem(
+            "async_scheduling",
+            f"executor {executor.__name__} takes no step beside the running ones.",
+            "Leave it out, or choose another executor.",
+        )
 
 
 def _chunks(case: Case, chunk: int | None, tokens: int | None) -> Iterator[Problem]:

@@ -21,9 +21,9 @@ class Key:
     """One configuration key.
 
     ``path`` is its public name (``dtype``, ``plugins.disable``); ``section`` and ``name`` say where
-    it lives in :class:`Config`. ``type`` is str, int, float, bool, tuple (of texts) or dict (of
-    texts). ``optional`` keys are None until somebody decides. ``flag`` is None where only
-    ``--set`` makes sense.
+    it lives in :class:`Config`. ``type`` is str, int, float, bool, tuple (of texts, or of whole
+    numbers) or dict (of texts). ``optional`` keys are None until somebody decides. ``flag`` is
+    None where only ``--set`` makes sense.
     """
 
     path: str
@@ -99,8 +99,14 @@ def _key(attribute: Attribute[Any], hint: Any, section: str) -> Key:
         default={} if kind is dict else default,
         help=attribute.metadata["help"],
         metadata=attribute.metadata,
-        reader=values.reference if type in options else _READERS[kind],
+        reader=_reader(kind, options, hint if origin is tuple else options[0]),
     )
+
+
+def _reader(kind: type, options: list[Any], hint: Any) -> Callable[[object], Any]:
+    if type in options:
+        return values.reference
+    return values.wholes if kind is tuple and int in get_args(hint) else _READERS[kind]
 
 
 def _collect() -> Iterator[Key]:

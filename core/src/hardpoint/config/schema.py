@@ -152,6 +152,17 @@ class GraphConfig:
         "what is recorded once and replayed; unset: what suits the platform",
         choices=("none", "piecewise", "full", "full_and_piecewise", "full_decode_only"),
     )
+    graph_sizes: tuple[int, ...] | None = key(
+        None, "token counts that graphs are made for; unset: what suits the platform", low=1
+    )
+    graph_warm_ups: int = key(1, "eager runs before each graph is recorded", low=0)
+    graph_per_lora_count: bool = key(
+        True, "make graphs for several counts of adapters instead of one for all"
+    )
+    graph_policy: str | None = key(None, "name of the policy that sizes and chooses graphs")
+    graph_stats: bool = key(
+        False, "print how steps were padded and run, as a table, when the engine ends"
+    )
 
 
 @frozen(kw_only=True)
@@ -160,6 +171,12 @@ class ObservabilityConfig:
 
     log_level: str = key(
         "warning", "least level logged", choices=("debug", "info", "warning", "error")
+    )
+    batch_timing_interval: float | None = key(
+        None,
+        "seconds between two log lines with the median time of a step by its size; each step then "
+        "waits for the device; unset: none",
+        above=0,
     )
 
 

@@ -99,6 +99,14 @@ def strings(value: object) -> tuple[str, ...]:
         raise ValueError("must be a list of texts") from None
 
 
+def wholes(value: object) -> tuple[int, ...]:
+    """Return a list of whole numbers as a tuple. Raises ValueError."""
+    try:
+        return tuple(whole(item) for item in items(value))
+    except (TypeError, ValueError):
+        raise ValueError("must be a list of whole numbers") from None
+
+
 def table(value: object) -> dict[str, object]:
     """Return a mapping with text keys; as text ``A=B,C=D``. Raises ValueError."""
     if isinstance(value, Text):
@@ -130,13 +138,15 @@ def refusal(value: Any, metadata: Mapping[str, Any]) -> str:
     chosen = value if isinstance(value, tuple | list) else (value,)
     if choices and any(item not in choices for item in chosen):
         return f"must be one of {', '.join(map(str, choices))}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return ""
+    numbers = [
+        item for item in chosen if isinstance(item, int | float) and not isinstance(item, bool)
+    ]
     low, above, high = (metadata.get(name) for name in ("low", "above", "high"))
-    wrong = (
-        (low is not None and value < low)
-        or (above is not None and value <= above)
-        or (high is not None and value > high)
+    wrong = any(
+        (low is not None and item < low)
+        or (above is not None and item <= above)
+        or (high is not None and item > high)
+        for item in numbers
     )
     parts = [] if low is None else [f"at least {low:g}"]
     parts += [] if above is None else [f"more than {above:g}"]
