@@ -69,6 +69,11 @@ class Extensions:
     """Stands for the registry."""
 
     found: tuple = ()
+    policies: tuple = ()
+
+    def offers(self, hook, platform_name):
+        assert (hook, platform_name) == ("hardpoint_graph_policies", "acme")
+        return dict.fromkeys(self.policies)
 
     def has(self, kind, name):
         return kind == "extension" and name in self.found
@@ -188,6 +193,17 @@ def test_pipeline_stages_need_an_executor_that_spreads_them():
     check(load(platform, pipeline_parallel_size=2), Extensions(), platform, Staged)
 
 
+def test_a_step_more_needs_an_executor_that_takes_it():
+    platform = Acme()
+    (problem,) = problems_of(platform, executor=Single, async_scheduling=True)
+    assert "executor Single" in problem.message
+
+    class Eager(Single):
+        supports_async_scheduling = True
+
+    check(load(platform, async_scheduling=True), Extensions(), platform, Eager)
+
+
 @pytest.mark.parametrize("path", ["worker", "model_runner"])
 def test_an_extension_that_replaces_a_class_must_be_installed(path):
     (problem,) = problems_of(extensions=("tracer",), **{path: "trcer"})
@@ -196,6 +212,27 @@ def test_an_extension_that_replaces_a_class_must_be_installed(path):
     assert "None is installed" in str(problem)
     platform = Acme()
     check(load(platform, **{path: "tracer"}), Extensions(("tracer",)), platform)
+
+
+def test_graphs_that_are_asked_for_need_the_capability():
+    platform = Acme(lacks=[Capability.GRAPHS])
+    (problem,) = problems_of(platform, graph_mode="full")
+    assert problem.key == "graph_mode"
+    assert "platform 'acme' does not support graphs (not yet)" in problem.message
+    assert "Set graph_mode = none" in problem.way_out
+    for harmless in (None, "none"):
+        check(load(platform, graph_mode=harmless), Extensions(), platform)
+    check(load(Acme(), graph_mode="full"), Extensions(), Acme())
+
+
+def test_a_policy_of_graphs_must_be_offered():
+    platform = Acme()
+    config = load(platform, graph_policy="threes")
+    check(config, Extensions(policies=("threes",)), platform)
+    with pytest.raises(ConfigError, match=r"graph_policy.*Did you mean thirds\?"):
+        check(load(platform, graph_policy="thirs"), Extensions(policies=("thirds",)), platform)
+    (problem,) = problems_of(graph_policy="threes")
+    assert "No plugin offers any" in str(problem)
 
 
 def test_general_and_platform_problems_come_in_one_error_with_origins():

@@ -228,6 +228,10 @@ def test_hardpoint_batch_columns(site):
     offered(site, "hardpoint_batch_columns")
 
 
+def test_hardpoint_graph_policies(site):
+    offered(site, "hardpoint_graph_policies")
+
+
 def test_hardpoint_logits_processors(site):
     offered(site, "hardpoint_logits_processors")
 

@@ -224,6 +224,22 @@ def hardpoint_batch_columns() -> Sequence[Offer]:
 
 
 @hookspec
+def hardpoint_graph_policies() -> Sequence[Offer]:
+    """Offer policies of graphs (``hardpoint_runtime.graphs.policy.DispatchPolicy``): which sizes
+    are recorded, how batches are padded to them, which mode is preferred. The key ``graph_policy``
+    names the one to use. Called in the driver to check that name, and in workers when they plan
+    their graphs.
+
+    Example::
+
+        @hookimpl
+        def hardpoint_graph_policies():
+            return [Offer(name="threes", reference="acme.graphs:MultiplesOfThree")]
+    """
+    return ()
+
+
+@hookspec
 def hardpoint_logits_processors() -> Sequence[Offer]:
     """Offer logits processors. Called in workers, when the sampler is built.
 

@@ -70,9 +70,10 @@ def config_problems(
         executor_class=executor_class,
     )
     problems = capability_problems(config, platform)
-    for rule in (_types, _cache, _scheduling, _model, _parallel, _devices):
+    for rule in (_types, _cache, _scheduling, _model, _parallel, _devices, _graphs):
         problems += rule(case)
-    problems += [*_extensions(config, registry), *_platform_problems(config, platform)]
+    problems += [*_extensions(config, registry), *_graph_policy(config, registry, platform)]
+    problems += _platform_problems(config, platform)
     for problem in problems:
         yield _blaming(with_origin(problem, config.origins), registry)
 
@@ -172,18 +173,22 @@ def _scheduling(case: Case) -> Iterator[Problem]:
             f"platform {case.platform.name!r} computes each prompt in one step.",
             "Leave it out.",
         )
-    able = limits.async_scheduling or not case.supports(Capability.ASYNC_SCHEDULING)
-    if scheduler.async_scheduling and not able:
+    if scheduler.async_scheduling and case.supports(Capability.ASYNC_SCHEDULING):
+        yield from _asynchronous(case)
+
+
+def _asynchronous(case: Case) -> Iterator[Problem]:
+    executor = case.executor_class
+    if not case.limits.async_scheduling:
         yield case.problem(
             "async_scheduling",
             f"platform {case.platform.name!r} cannot do it with this configuration.",
             "Leave it out.",
         )
-    executor = case.executor_class
-    if scheduler.async_scheduling and executor and not executor.supports_async_scheduling:
+    if executor is not None and not executor.supports_async_scheduling:
         yield case.problem(
             "async_scheduling",
-            f"executor {executor.__name__} takes no step beside the running ones.",
+            f"executor {executor.__name__} takes no step beside those of the stages.",
             "Leave it out, or choose another executor.",
         )
 
@@ -293,3 +298,28 @@ def _extensions(config: Config, registry: Registry) -> Iterator[Problem]:
                 message="no extension of that name is installed.",
                 way_out=did_you_mean(name, known, listed),
             )
+
+
+def _graphs(case: Case) -> Iterator[Problem]:
+    """Without the capability, graphs can only be left out."""
+    if case.config.graph.graph_mode not in (None, "none") and not case.supports(Capability.GRAPHS):
+        yield case.problem(
+            "graph_mode",
+            f"platform {case.platform.name!r} does not support graphs "
+            f"({case.platform.support(Capability.GRAPHS).value}).",
+            "Set graph_mode = none, or choose another platform.",
+        )
+
+
+def _graph_policy(config: Config, registry: Registry, platform: Platform) -> Iterator[Problem]:
+    """The policy must be offered; workers make it when they plan their graphs."""
+    name = config.graph.graph_policy
+    offers = {} if name is None else registry.offers("hardpoint_graph_policies", platform.name)
+    if name is not None and name not in offers:
+        listed = f"Offered are: {', '.join(sorted(offers))}." if offers else "No plugin offers any."
+        yield Problem(
+            key="graph_policy",
+            value=name,
+            message="there is no such policy of graphs.",
+            way_out=did_you_mean(name, offers, listed),
+        )
