@@ -45,7 +45,7 @@ class CapturedGraphs(Generic[Graph]):
         warm_ups: int = 1,
         memory: Callable[[], int] | None = None,
     ) -> CaptureReport:
-        """Make every graph of the plan, in its order: each after ``warm_ups`` eager runs of the same
+        """Make every graph of the plan, in its order: each after ``warm_ups`` eager runs of its
         batch. Then close. ``memory()`` gives the bytes held on the device.
 
         Called by the runner's warm-up. Raises LifecycleError the second time.

@@ -16,11 +16,15 @@ FINE_STEP, FINE_END = 8, 256
 COARSE_STEP = 16
 
 
+def _rising(sizes: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(sizes)))
+
+
 @frozen
 class CaptureSizes:
     """Rising token counts, each at least 1; none at all: everything is eager."""
 
-    sizes: tuple[int, ...] = field(converter=lambda sizes: tuple(sorted(set(sizes))))
+    sizes: tuple[int, ...] = field(converter=_rising)
 
     @property
     def largest(self) -> int:
@@ -65,7 +69,7 @@ def capture_sizes(
         sizes = _given_sizes(given, most)
     else:
         largest = min(2 * max_num_seqs * uniform_query, largest, most)
-        sizes = [n for n in preferred if 0 < n <= largest] or default_sizes(largest)
+        sizes = tuple(n for n in preferred if 0 < n <= largest) or default_sizes(largest)
     factor = math.lcm(uniform_query, multiple)
     fitting = _rounded(sizes, factor, most)
     if given and not fitting:
@@ -76,10 +80,10 @@ def capture_sizes(
     return CaptureSizes(fitting)
 
 
-def _given_sizes(given: Sequence[int], most: int) -> list[int]:
+def _given_sizes(given: Sequence[int], most: int) -> tuple[int, ...]:
     if wrong := [size for size in given if size < 1]:
         raise ConfigError(f"graph_sizes: {wrong[0]} is no number of tokens; it must be at least 1")
-    return [size for size in given if size <= most]
+    return tuple(size for size in given if size <= most)
 
 
 def _rounded(sizes: Iterable[int], factor: int, most: int) -> tuple[int, ...]:
