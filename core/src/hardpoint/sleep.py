@@ -71,6 +71,11 @@ class SleepState:
         )
 
     @property
+    def is_awake(self) -> bool:
+        """Whether everything is in memory and defined: a step can run."""
+        return all(state is Residency.AWAKE for state in self._state.values())
+
+    @property
     def is_sleeping(self) -> bool:
         """Whether any tag sleeps."""
         return bool(self.sleeping_tags)

@@ -112,7 +112,6 @@ def _described(config: Config) -> Config:
 def refuse_unbuilt(config: Config) -> None:
     """Raise UnsupportedError for what a platform may offer and this engine does not drive yet."""
     for wanted, capability in (
-        (config.scheduler.async_scheduling, Capability.ASYNC_SCHEDULING),
         (config.speculative.num_speculative_tokens > 0, Capability.SPECULATIVE),
         (config.parallel.data_parallel_size > 1, Capability.DATA_PARALLEL),
     ):

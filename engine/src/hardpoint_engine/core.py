@@ -1,5 +1,8 @@
 """The engine core: holds requests, plans steps, has them executed, gives out what they yield.
 
+It keeps as many steps in flight as the executor takes (``max_concurrent_batches``), so that every
+stage of a pipeline has one, and takes in their results in the order of the steps.
+
 Runs in the driver and has no thread of its own (LLM gives it one). ``step`` is called by
 one thread at a time; everything else by any thread at any time, also while a step runs.
 """
@@ -10,6 +13,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -87,6 +91,8 @@ class EngineCore:
             clock=clock,
             num_groups=plan.num_groups,
             admission=admission,
+            depth=executor.max_concurrent_batches,
+            tells_tokens=config.parallel.pipeline_parallel_size > 1,
         )
         self._clock = clock
         self._intake = Intake(
@@ -97,7 +103,7 @@ class EngineCore:
         seed = config.model.seed
         self._seeds = Seeds(int.from_bytes(os.urandom(7), "big") if seed is None else seed)
         self._lock = threading.RLock()
-        self._flight: _Flight | None = None
+        self._flights: deque[_Flight] = deque()
         self._idle_since: float | None = None
         self._warned_of_waiting = False
         self._versions = dict(executor.sleep_state.versions)
@@ -149,21 +155,24 @@ class EngineCore:
     def has_unfinished(self) -> bool:
         """Whether ``step`` has something to do or to give."""
         roster = self.scheduler.roster
-        return bool(len(roster)) or roster.has_outputs
+        return bool(len(roster) or roster.has_outputs or self._flights)
 
     # Steps.
 
     def step(self) -> list[EngineOutput]:
-        """Compute one step and return what it gave, and the last outputs of requests that ended
-        otherwise since. Never raises what a step raised: that ends the requests in the step, with
-        the error, and the engine goes on as long as its executor lives.
+        """Have as many steps in flight as there may be, wait for the oldest, and return what it
+        gave, and the last outputs of requests that ended otherwise since. Never raises what a step
+        raised: that ends the requests in the step, with the error, and the engine goes on as long
+        as its executor lives. Steps before it are not touched, later ones end by their own results.
 
-        Interrupted (KeyboardInterrupt), the step goes on at the workers, and the next call waits
-        for it. Raises SleepStateError, changing nothing, while something the step needs sleeps;
+        Interrupted (KeyboardInterrupt), steps go on at the workers, and the next call waits for
+        them. Raises SleepStateError, changing nothing, while something the step needs sleeps;
         ExecutorFailedError once the engine has ended and every request has had its last output.
         """
         with self._lock:
-            flight = self._flight or self._launch()
+            while len(self._flights) < self.scheduler.depth and self._launch():
+                pass
+            flight = self._flights[0] if self._flights else None
         if flight is None:
             outputs = self._give([])
             if not outputs and self.has_unfinished():
@@ -192,21 +201,25 @@ class EngineCore:
             )  # fmt: skip
         time.sleep(IDLE_SECONDS)
 
-    def _launch(self) -> _Flight | None:
-        """Plan a step and send it; None if there is nothing to compute."""
+    def _launch(self) -> bool:
+        """Plan a step and send it; False if there is nothing to compute, or if what is in flight
+        must land first.
+        """
         roster = self.scheduler.roster
+        if self._flights and not self._undisturbed():
+            return False
         if not self.alive:
             roster.end_all("error", self._end_cause())
             if not roster.has_outputs:
                 self._require_alive()
-            return None
+            return False
         if not len(roster):
-            return None
+            return False
         self.executor.sleep_state.require_awake("a step")
         self._notice_changes()
         plan = self.scheduler.schedule()
         if plan is None:
-            return None
+            return False
         self.registry.announce("hardpoint_step_started", scheduler_output=plan, rank=None)
         started = self._clock()
         try:
@@ -214,17 +227,28 @@ class EngineCore:
         except Exception as error:  # noqa: BLE001 - a step that could not be sent is a failed one
             future = Future()
             future.set_exception(error)
-        self._flight = _Flight(plan=plan, future=future, started=started)
-        return self._flight
+        self._flights.append(_Flight(plan=plan, future=future, started=started))
+        return True
+
+    def _undisturbed(self) -> bool:
+        """Whether a step may join those in flight: the executor lives, nothing sleeps, and no cache
+        was lost (its blocks are taken back only when no step has them).
+        """
+        state = self.executor.sleep_state
+        return (
+            self.alive
+            and state.is_awake
+            and state.versions["kv_cache"] == self._versions["kv_cache"]
+        )
 
     def _land(
         self, flight: _Flight, result: ModelRunnerOutput | StepTicket | Exception
     ) -> list[EngineOutput]:
         """Take in the result of a step, or its failure."""
         with self._lock:
-            if self._flight is not flight:  # the engine was shut down meanwhile
+            if not self._flights or self._flights[0] is not flight:  # shut down meanwhile
                 return self._give([])
-            self._flight = None
+            self._flights.popleft()
             output: ModelRunnerOutput | None = None
             try:
                 output = self._checked(result)
@@ -356,7 +380,8 @@ class EngineCore:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._flight = None
+                self._flights.clear()
+                self.scheduler.roster.in_flight.clear()
                 self.scheduler.roster.end_all("abort")
         self.executor.shutdown(timeout)
 

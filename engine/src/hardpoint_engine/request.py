@@ -107,7 +107,8 @@ class Request:
     ``source.sampling`` has a seed. ``tokens`` are prompt and output. ``num_computed`` of them are
     in the cache; until that reaches ``prefill_until`` the request is prefilling. ``blocks`` are its
     KV block ids (the same in every group), good for ``capacity`` tokens; ``num_named`` of them were
-    offered to the prefix cache. ``at_workers``: the workers hold a copy.
+    offered to the prefix cache. ``at_workers``: the workers hold a copy. ``num_told`` of the tokens
+    were in plans (kept only where workers must be told).
     """
 
     source: EngineRequest
@@ -125,6 +126,7 @@ class Request:
     weight_epoch: int = -1
     phase: Phase = Phase.WAITING
     at_workers: bool = False
+    num_told: int = 0
     first_scheduled: float | None = None
     first_token: float | None = None
     num_cached: int = 0

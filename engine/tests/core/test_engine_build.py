@@ -74,7 +74,6 @@ REFUSED = [
     ({"max_model_len": 5000}, ConfigError, "max_model_len = 5000"),
     ({"num_kv_blocks": None, "kv_cache_memory_bytes": 10}, MemoryBudgetError, "10 bytes avail"),
     ({"num_kv_blocks": None, "dummy": {"memory_bytes": 5000}}, MemoryBudgetError, "no room"),
-    ({"async_scheduling": True}, UnsupportedError, "hardpoint-engine.*asynchronous"),
     ({"num_speculative_tokens": 2}, UnsupportedError, "hardpoint-engine.*speculative"),
     ({"data_parallel_size": 2}, UnsupportedError, "hardpoint-engine.*data parallelism"),
     ({"admission": "fair"}, PluginNotFoundError, "admission = 'fair'"),
@@ -107,7 +106,7 @@ def test_nothing_starts_before_everything_is_checked(engine, monkeypatch):
         started.append(executor)
 
     monkeypatch.setattr(UniProcExecutor, "start_workers", note)
-    for keys in ({"admission": "fair"}, {"async_scheduling": True}, {"max_num_seqs": 0}):
+    for keys in ({"admission": "fair"}, {"data_parallel_size": 2}, {"max_num_seqs": 0}):
         with pytest.raises(HardpointError):
             engine(**keys)
     assert not started

@@ -15,7 +15,7 @@ from hardpoint.errors import (
     UnsupportedError,
 )
 from hardpoint.sleep import SleepStateError
-from hardpoint_engine.scheduling.scheduler import NoNumbersError
+from hardpoint_engine.scheduling.results import NoNumbersError
 
 PROMPTS = {f"r{n}": tuple((n * 31 + i) % 250 for i in range(3 + 5 * n)) for n in range(5)}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Callable
+from itertools import chain
 from operator import attrgetter
 
 from hardpoint.messages import Logprobs, SchedulerOutput
@@ -21,7 +22,9 @@ _rank = attrgetter("rank")
 
 class Roster:
     """Keeps every live request in exactly one of ``waiting`` and ``running`` (best first), and ends
-    each exactly once. ``running`` is one list object for good.
+    each exactly once. ``running`` is one list object for good. ``in_flight`` maps the number of
+    each step that the workers have to its requests; one that has ended meanwhile keeps its blocks
+    until the step has landed, for the workers may still write them.
     """
 
     def __init__(self, blocks: KVBlocks, clock: Callable[[], float]) -> None:
@@ -29,6 +32,7 @@ class Roster:
         self.clock = clock
         self.running: list[Request] = []
         self.waiting = WaitingQueue()
+        self.in_flight: dict[int, dict[str, Request]] = {}
         self.num_preemptions = 0
         self._requests: dict[str, Request] = {}
         self._finished: set[str] = set()
@@ -68,15 +72,23 @@ class Roster:
             request.num_cached = request.num_computed
         bisect.insort(self.running, request, key=_rank)
 
-    def preempt_last(self) -> Request:
-        """Take the blocks of the last running request, let it wait, and return it."""
-        victim = self.running.pop()
+    def not_in_flight(self) -> list[Request]:
+        """Return the running requests that no step has: ``running`` itself where none is in flight,
+        else a list of its own.
+        """
+        if not self.in_flight:
+            return self.running
+        busy = set(chain.from_iterable(self.in_flight.values()))
+        return [request for request in self.running if request.source.req_id not in busy]
+
+    def preempt(self, victim: Request) -> None:
+        """Take the blocks of a running request that is not in flight, and let it wait."""
+        self._drop_running(victim)
         self.blocks.release(victim)
         victim.num_preemptions += 1
         self.num_preemptions += 1
         self._preempted.add(victim.req_id)
         self.waiting.add(victim)
-        return victim
 
     def resumed(self, req_id: str) -> None:
         """Note that a preempted request is in the plan again, with new blocks."""
@@ -97,7 +109,7 @@ class Roster:
         if request is None:
             return False
         if request.phase is Phase.RUNNING:
-            del self.running[bisect.bisect_left(self.running, request.rank, key=_rank)]
+            self._drop_running(request)
         self._ended.append(self.finish(request, reason, stop_reason=stop_reason, error=error))
         return True
 
@@ -123,7 +135,8 @@ class Roster:
         if request.phase is Phase.WAITING:
             self.waiting.remove(request, Phase.FINISHED)
         request.phase = Phase.FINISHED
-        self.blocks.release(request)
+        if not self._is_in_flight(request):
+            self.blocks.release(request)
         del self._requests[request.req_id]
         self._preempted.discard(request.req_id)
         if request.at_workers:
@@ -138,6 +151,16 @@ class Roster:
             error=error,
             metrics=request.metrics_at(self.clock()),
         )
+
+    def _is_in_flight(self, request: Request) -> bool:
+        return any(step.get(request.req_id) is request for step in self.in_flight.values())
+
+    def _drop_running(self, request: Request) -> None:
+        running = self.running
+        if running[-1] is request:
+            running.pop()
+        else:
+            del running[bisect.bisect_left(running, request.rank, key=_rank)]
 
     def sweep(self) -> None:
         """Drop ended requests from ``running``."""

@@ -76,7 +76,11 @@ class StepDraft:
     num_tokens: dict[str, int] = field(factory=dict)
 
     def output(
-        self, step_id: int, finished: frozenset[str], preempted: frozenset[str]
+        self,
+        step_id: int,
+        finished: frozenset[str],
+        preempted: frozenset[str],
+        new_tokens: tuple[tuple[int, ...], ...] = (),
     ) -> SchedulerOutput:
         """Return the plan as the workers get it."""
         return SchedulerOutput(
@@ -88,6 +92,7 @@ class StepDraft:
                 num_computed=tuple(self.num_computed),
                 num_output=tuple(self.num_output),
                 resumed=frozenset(self.resumed),
+                new_tokens=new_tokens,
             ),
             num_tokens=self.num_tokens,
             total_tokens=sum(self.num_tokens.values()),
