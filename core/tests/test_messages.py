@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from attrs import evolve
 from attrs.exceptions import FrozenInstanceError
 from hardpoint.messages import (
     CachedRequestData,
@@ -46,6 +47,14 @@ def test_a_plan_that_agrees_with_itself_passes():
         ),
         (
             {
+                "running": evolve(RUNNING, new_tokens=((7,), (8,))),
+                "num_tokens": {"r": 1},
+                "total_tokens": 1,
+            },
+            "new_tokens has 2 rows for 1 running",
+        ),
+        (
+            {
                 "running": RUNNING,
                 "num_tokens": {"r": 1},
                 "total_tokens": 1,
@@ -60,6 +69,17 @@ def test_a_plan_that_contradicts_itself_is_refused(fields, message):
     with pytest.raises(MessageError, match=message) as caught:
         SchedulerOutput(step_id=9, **fields).check()
     assert "step 9" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("known", "follow"), [(2, (7, 8, 9)), (3, (8, 9)), (4, (9,)), (5, ()), (6, ())]
+)
+def test_a_worker_takes_the_tokens_that_it_lacks(known, follow):
+    """Of five output ids the plan tells the last three."""
+    running = evolve(RUNNING, num_output=(5,), new_tokens=((7, 8, 9),))
+    assert running.told(0, known) == follow
+    assert evolve(running, new_tokens=()).told(0, known) == ()
+    assert evolve(running, num_output=()).told(0, known) == (7, 8, 9)
 
 
 def test_messages_are_frozen_and_travel_whole():

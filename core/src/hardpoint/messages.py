@@ -56,8 +56,9 @@ class CachedRequestData:
     ``new_blocks[i]`` are appended, None for none; for an id in ``resumed`` they *replace* all its
     blocks. ``num_computed[i]`` is authoritative: the worker adopts it (this is how rejected drafts
     are rolled back). ``num_output[i]`` is how many output tokens the scheduler has.
-    ``new_tokens[i]`` are ids that this worker lacks (earlier pipeline stages). ``all_tokens`` has
-    full ids for requests that a worker may hold stale.
+    ``new_tokens`` is there where some workers do not sample (earlier pipeline stages): row i has
+    the last of the ``num_output[i]`` ids, as many as no plan has had; a worker takes those that it
+    lacks (:meth:`told`). ``all_tokens`` has full ids for requests that a worker may hold stale.
     """
 
     req_ids: tuple[str, ...] = ()
@@ -67,6 +68,16 @@ class CachedRequestData:
     resumed: frozenset[str] = frozenset()
     new_tokens: tuple[tuple[int, ...], ...] = ()
     all_tokens: Mapping[str, tuple[int, ...]] = field(factory=dict)
+
+    def told(self, index: int, known: int) -> tuple[int, ...]:
+        """Return the ids that follow for a worker that knows ``known`` output ids of request
+        ``index``: none where it has sampled them itself.
+        """
+        if not self.new_tokens:
+            return ()
+        tokens = self.new_tokens[index]
+        lacking = self.num_output[index] - known if self.num_output else len(tokens)
+        return tokens[max(0, len(tokens) - lacking) :] if lacking > 0 else ()
 
 
 @frozen(kw_only=True)
@@ -112,6 +123,11 @@ class SchedulerOutput:
         running = self.running
         if not len(running.req_ids) == len(running.new_blocks) == len(running.num_computed):
             raise MessageError(f"step {self.step_id}: the sequences of running differ in length")
+        if running.new_tokens and len(running.new_tokens) != len(running.req_ids):
+            raise MessageError(
+                f"step {self.step_id}: new_tokens has {len(running.new_tokens)} rows for "
+                f"{len(running.req_ids)} running requests"
+            )
         for req_id, drafts in self.drafts.items():
             if len(drafts) > self.num_tokens.get(req_id, 0) - 1:
                 raise MessageError(

@@ -56,7 +56,9 @@ def step() -> Callable[..., SchedulerOutput]:
     tokens).
     """
 
-    def make(new=(), running=(), *, resumed=(), num_output=(), all_tokens=None, **more):
+    def make(
+        new=(), running=(), *, resumed=(), num_output=(), new_tokens=(), all_tokens=None, **more
+    ):
         counts = {request.req_id: count for request, count in new}
         counts |= {row[0]: row[3] for row in running}
         return SchedulerOutput(
@@ -68,6 +70,7 @@ def step() -> Callable[..., SchedulerOutput]:
                 num_computed=tuple(row[2] for row in running),
                 num_output=tuple(num_output),
                 resumed=frozenset(resumed),
+                new_tokens=new_tokens,
                 all_tokens=all_tokens or {},
             ),
             num_tokens=counts,

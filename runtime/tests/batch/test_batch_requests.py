@@ -83,6 +83,20 @@ def test_stale_tokens_are_replaced(make_requests, new_request, step, apply):
     assert requests.tokens("a").tolist() == [5, 6, 7, 70, 71]
 
 
+@pytest.mark.parametrize("sampled", [[], [40], [40, 41], [40, 41, 42]])
+def test_told_tokens_reach_those_who_did_not_sample(
+    make_requests, new_request, step, apply, sampled
+):
+    """An earlier stage takes them, a stage that sampled some of them takes the rest."""
+    requests = make_requests()
+    apply(requests, step([(new_request(), 3)]))
+    for token in sampled:
+        requests.append_token("a", token)
+    plan = step(running=[("a", None, 3, 1)], num_output=[2], new_tokens=((40, 41),))
+    apply(requests, plan)
+    assert requests.tokens("a").tolist() == [5, 6, 7, 40, 41]
+
+
 def state_of(requests):
     held = {
         column.name: requests.columns[column.name].copy() for column in requests.columns.declared
@@ -104,6 +118,8 @@ def state_of(requests):
         ({"running": ("ghost", None, 3, 1)}, "'ghost' is announced as running, but is unknown"),
         ({"running": ("a", None, 3, 2)}, "'a': 5 positions are to be computed, only 4"),
         ({"running": ("a", None, 3, 1), "num_output": [2]}, "'a': the plan counts 5 tokens"),
+        ({"running": ("a", None, 3, 1), "num_output": [3], "new_tokens": ((8,),)},
+         "'a': the plan counts 6 tokens, only 5 are known"),
         ({"running": ("parked", None, 2, 1)}, r"'parked' has lost its blocks; .* in resumed"),
     ],
 )  # fmt: skip
@@ -124,8 +140,9 @@ def test_a_plan_that_is_refused_changes_nothing(
         running = [] if request["req_id"] == "a" else running
     else:
         running = [wrong["running"]]
+    told = {key: wrong[key] for key in ("num_output", "new_tokens") if key in wrong}
     with pytest.raises(MessageError, match=text):
-        apply(requests, step(new, running, num_output=wrong.get("num_output", ())))
+        apply(requests, step(new, running, **told))
     after = state_of(requests)
     assert after[:2] == before[:2]
     for name, values in before[2].items():

@@ -108,8 +108,8 @@ class RequestTable:
     def _update_tokens(self, state: RequestState, running: CachedRequestData, index: int) -> None:
         if state.req_id in running.all_tokens:
             state.tokens = list(running.all_tokens[state.req_id])
-        elif index < len(running.new_tokens):
-            state.tokens.extend(running.new_tokens[index])
+        else:
+            state.tokens += running.told(index, len(state.tokens) - state.prompt_length)
         if index >= len(running.num_output):
             return
         known = len(state.tokens) - state.prompt_length

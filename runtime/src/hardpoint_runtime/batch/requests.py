@@ -187,7 +187,8 @@ class Requests:
         if given is not None:
             count = len(given)
             tokens[slot, :count] = given
-        elif running.new_tokens and (more := running.new_tokens[index]):
+        elif running.new_tokens:
+            more = running.told(index, count - int(self.columns["num_prompt"][slot]))
             tokens[slot, count : count + len(more)] = more
             count += len(more)
         if running.num_output:
@@ -267,8 +268,10 @@ class Requests:
         given = running.all_tokens.get(running.req_ids[index])
         if given is not None:
             return len(given)
-        more = len(running.new_tokens[index]) if running.new_tokens else 0
-        return int(self.columns["num_tokens"][slot]) + more
+        known = int(self.columns["num_tokens"][slot])
+        if not running.new_tokens:
+            return known
+        return known + len(running.told(index, known - int(self.columns["num_prompt"][slot])))
 
     def _check_length(self, req_id: str, length: int) -> None:
         if length > self.max_model_len:
