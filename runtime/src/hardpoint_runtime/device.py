@@ -11,12 +11,16 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 from attrs import frozen
 from hardpoint.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from hardpoint_runtime.parallel.communicator import Communicator, Meeting
+    from hardpoint_runtime.parallel.groups import Group
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -151,8 +155,10 @@ class DeviceOps(ABC):
 
     # Other ranks.
 
-    def make_communicator(self, ranks: Sequence[int]) -> Any:
-        """Return the collectives among ``ranks``; the process group must have been joined."""
+    def make_communicator(self, group: Group, meeting: Meeting) -> Communicator:
+        """Return this rank's end of ``group``, for tensors on the device; waits until every member
+        has come. Called by ``TorchWorker.join_group``, for groups of more than one.
+        """
         self._unsupported("communication between ranks")
 
     # Watching.
@@ -218,6 +224,14 @@ class TorchDeviceOps(DeviceOps):
         """Return the device module's ``Event``."""
         return self._call("Event")
 
+    def make_communicator(self, group: Group, meeting: Meeting) -> Communicator:
+        """Go through host memory. Plugins whose device has a library of its own override it, with
+        :class:`hardpoint_runtime.parallel.process_group.ProcessGroupCommunicator`, say.
+        """
+        from hardpoint_runtime.parallel.host import StagedCommunicator, host_communicator
+
+        return StagedCommunicator(host_communicator(group, meeting), self)
+
     def _call(self, name: str, *args: object) -> Any:
         function = getattr(self._module, name, None)
         if function is None:
@@ -232,10 +246,18 @@ class HostDeviceOps(TorchDeviceOps):
     another side.
 
     Plugins add their figures of memory; what the host may use is a matter of limits and cgroups.
+    ``collectives`` is the kind of communication among ranks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, collectives: str = "auto") -> None:
         super().__init__("cpu", None)
+        self.collectives = collectives
+
+    def make_communicator(self, group: Group, meeting: Meeting) -> Communicator:
+        """As :attr:`collectives` says: ``auto``, ``shared_memory`` or ``gloo``."""
+        from hardpoint_runtime.parallel.host import host_communicator
+
+        return host_communicator(group, meeting, self.collectives)
 
     def seed(self, seed: int) -> None:
         """Seed torch's default generator, which is this device's."""

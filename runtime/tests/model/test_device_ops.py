@@ -64,7 +64,6 @@ def test_seeding_repeats_the_devices_draws(device):
         lambda d: d.capture(lambda: None, "key"),
         lambda d: d.before_replay("key", None),
         lambda d: d.replay(None),
-        lambda d: d.make_communicator([0, 1]),
         lambda d: d.profiler(),
     ],
 )

@@ -1,0 +1,39 @@
+"""What can go wrong between ranks. Every error names the group, the operation and the ranks."""
+
+from __future__ import annotations
+
+from hardpoint.errors import HardpointError
+
+
+class CollectiveError(HardpointError):
+    """Ranks could not exchange tensors.
+
+    ``group`` and ``operation`` by name; ``ranks`` of the world that are to blame, empty where
+    nobody is known.
+    """
+
+    def __init__(
+        self, message: str, *, group: str, operation: str, ranks: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(f"{operation} in group {group}: {message}")
+        self.group = group
+        self.operation = operation
+        self.ranks = ranks
+
+
+class CollectiveTimeoutError(CollectiveError, TimeoutError):
+    """A peer did not come in time."""
+
+
+class PeerLostError(CollectiveError):
+    """A peer's process ended, or it left the group."""
+
+
+class CollectiveEndedError(CollectiveError):
+    """The group was ended from outside (``Communicator.end``), because a peer will never come."""
+
+
+class CollectiveMismatchError(CollectiveError):
+    """Ranks came with different operations or sizes: a defect, or ranks that decided differently
+    on a step.
+    """
