@@ -7,7 +7,7 @@ underneath.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -182,3 +182,49 @@ class WorkerDiedError(ExecutorFailedError):
         )
         tail = "".join(f"\n  {line}" for line in self.last_lines)
         super().__init__(f"worker rank {rank} (pid {pid}) {how}{tail}")
+
+
+class WorkerSilentError(ExecutorFailedError):
+    """A worker's process is there and gives no sign of life: ``rank``, ``pid``, ``seconds``,
+    ``stack`` (Python, as text; empty if it could not be had).
+    """
+
+    def __init__(self, *, rank: int, pid: int, seconds: float, stack: str = "") -> None:
+        self.rank, self.pid, self.seconds, self.stack = rank, pid, seconds, stack
+        super().__init__(
+            f"worker rank {rank} (pid {pid}) was not heard for {seconds:.1f} s: it is stopped, or "
+            f"something holds its interpreter{_stack_text(stack)}"
+        )
+
+
+class WorkerHungError(ExecutorFailedError):
+    """A worker that answers has been busy with one call for longer than is allowed: ``rank``,
+    ``pid``, ``call``, ``seconds``, ``stack`` as in WorkerSilentError.
+    """
+
+    def __init__(self, *, rank: int, pid: int, call: str, seconds: float, stack: str = "") -> None:
+        self.rank, self.pid, self.call, self.seconds = rank, pid, call, seconds
+        self.stack = stack
+        super().__init__(
+            f"worker rank {rank} (pid {pid}) has been busy with {call or 'a call'!r} for "
+            f"{seconds:.1f} s, longer than is allowed{_stack_text(stack)}"
+        )
+
+
+class StartTimeoutError(ExecutorFailedError, TimeoutError):
+    """No worker came further for ``seconds`` while some were not ready: ``stages`` says where each
+    rank that is not ready stands.
+    """
+
+    def __init__(self, *, seconds: float, stages: Mapping[int, str]) -> None:
+        self.seconds = seconds
+        self.stages = dict(stages)
+        told = ", ".join(f"rank {rank}: {stage}" for rank, stage in self.stages.items())
+        super().__init__(
+            f"the start of the workers made no progress for {seconds:.1f} s ({told}); where it is "
+            "only slow, allow it more time"
+        )
+
+
+def _stack_text(stack: str) -> str:
+    return f". Its Python stack:\n{stack.rstrip()}" if stack.strip() else ""
