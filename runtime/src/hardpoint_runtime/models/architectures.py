@@ -8,12 +8,13 @@ from collections.abc import Mapping
 
 import torch
 from hardpoint.checkpoints.description import ModelDescription
-from hardpoint.errors import UnsupportedModelError
+from hardpoint.errors import UnsupportedError, UnsupportedModelError
 from hardpoint.references import resolve
 
 from hardpoint_runtime.device import DeviceOps
 from hardpoint_runtime.models.language_model import LanguageModel
 from hardpoint_runtime.operations import Offers, Operations
+from hardpoint_runtime.parallel.seat import ALONE, Seat
 
 ARCHITECTURES: Mapping[str, str] = {
     "LlamaForCausalLM": "hardpoint_runtime.models.llama:LlamaForCausalLM",
@@ -29,12 +30,14 @@ def build_model(
     *,
     registry: Offers | None = None,
     platform_name: str = "any",
+    seat: Seat = ALONE,
 ) -> LanguageModel:
-    """Return the model of ``description`` with uninitialised weights on ``device``.
+    """Return the model of ``description``, or the part of it that ``seat`` has, with uninitialised
+    weights on ``device``.
 
     An architecture offered by the hook ``hardpoint_models`` wins over a built-in one. Raises
     UnsupportedModelError with the list of those known, UnsupportedError for a variant that the
-    architecture's model does not know.
+    architecture's model does not know, or for several ranks where it is only ever whole.
     """
     offers = registry.offers("hardpoint_models", platform_name) if registry else {}
     known = {**ARCHITECTURES, **{name: offer.reference for name, offer in offers.items()}}
@@ -45,8 +48,15 @@ def build_model(
             f"supported are {', '.join(sorted(known))}"
         )
     model_class = resolve(reference)
+    split: dict[str, Seat] = {}
+    if not seat.is_alone:
+        if not model_class.can_split:
+            raise UnsupportedError(
+                "several ranks", f"the model {reference}", reason="it has no can_split"
+            )
+        split["seat"] = seat
     with torch.device("meta"):
-        model: LanguageModel = model_class(description, operations)
+        model: LanguageModel = model_class(description, operations, **split)
     with device.pool("weights"):
         model.materialise(device.device, dtype)
     return model.eval()

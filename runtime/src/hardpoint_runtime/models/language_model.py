@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from hardpoint.checkpoints.description import ModelDescription
@@ -18,18 +19,31 @@ from torch import nn
 from hardpoint_runtime.forward_context import ForwardContext
 from hardpoint_runtime.models.layers import Slot
 from hardpoint_runtime.operations import Operations
+from hardpoint_runtime.parallel.seat import ALONE, Seat
+
+Carried = Mapping[str, torch.Tensor]
+"""What a pipeline stage hands to the next, by name."""
 
 
 class LanguageModel(nn.Module):
-    """A decoder. Constructed on torch's meta device; its tensors get memory afterwards.
+    """A decoder, or one rank's part of it: as much as its seat has. Constructed on torch's meta
+    device; its tensors get memory afterwards.
 
     Tokens of all requests come as one flat list: T tokens, H hidden size, V vocabulary.
     """
 
-    def __init__(self, description: ModelDescription, operations: Operations) -> None:
+    can_split: ClassVar[bool] = False
+    """Whether this class takes a ``seat`` and builds a rank's part; else it is only ever whole, and
+    is built without one.
+    """
+
+    def __init__(
+        self, description: ModelDescription, operations: Operations, *, seat: Seat = ALONE
+    ) -> None:
         super().__init__()
         self.description = description
         self.operations = operations
+        self.seat = seat
 
     @abstractmethod
     def forward(
@@ -38,17 +52,20 @@ class LanguageModel(nn.Module):
         positions: torch.Tensor,
         step: ForwardContext | None = None,
         rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        carried: Carried | None = None,
+    ) -> torch.Tensor | Carried:
         """Return the hidden states [T, H] of ``token_ids`` [T] at ``positions`` [T], both int64 on
         the model's device, after the last norm; with ``rows`` [m], int64, only theirs: [m, H].
 
-        Keys and values are written to the step's caches. ``step`` unset: the entered forward
-        context. Raises CancelledStepError between layers if the step was cancelled.
+        A pipeline stage but the first starts from what the one before ``carried``, and may change
+        it; one but the last returns that of all rows for the next. Keys and values are written to
+        the step's caches. ``step`` unset: the entered forward context. Raises CancelledStepError
+        between layers if the step was cancelled.
         """
 
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits [n, V] of hidden states [n, H]."""
+        """Return float32 logits [n, V] of hidden states [n, H]; on the last pipeline stage."""
 
     @abstractmethod
     def kv_cache_spec(self, block_size: int, dtype: str) -> Mapping[str, KVCacheSpec]:
@@ -61,12 +78,19 @@ class LanguageModel(nn.Module):
         Exactly these weights must be loaded. The dictionary is made anew at each call.
         """
 
+    def carried_shapes(self, num_tokens: int) -> Mapping[str, tuple[int, ...]]:
+        """Return the names and shapes of what a stage hands to the next for T tokens."""
+        shape = (num_tokens, self.description.hidden_size)
+        return {"hidden_states": shape, "residual": shape}
+
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the checkpoint names that must be loaded, with their shapes. For loaders."""
         return {name: slot.shape for name, slot in self.weight_slots().items()}
 
     def is_ignorable(self, name: str) -> bool:
-        """Whether a checkpoint may bring this weight although the model has no use for it."""
+        """Whether a checkpoint may bring this weight although the model, or this rank's part of
+        it, has no use for it.
+        """
         return name.endswith(".rotary_emb.inv_freq")
 
     def load_weight(self, name: str, tensor: torch.Tensor) -> None:

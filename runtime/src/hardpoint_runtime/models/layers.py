@@ -9,43 +9,71 @@ from attrs import frozen
 from torch import nn
 
 from hardpoint_runtime.operations import Operations
+from hardpoint_runtime.parallel.communicator import Communicator
+from hardpoint_runtime.parallel.spans import Span
+from hardpoint_runtime.parallel.spans import whole as whole_span
 
 
 @frozen(kw_only=True, eq=False)
 class Slot:
-    """Where one weight of a checkpoint goes: ``parameter[start : start + shape[0]]``."""
+    """Where one weight of a checkpoint goes, or the part of it that this rank holds.
+
+    ``shape`` is the checkpoint's, whole. ``held`` is this rank's part of it, a slice for each
+    dimension; empty: all. It is in ``parameter``, in the rows from ``start`` on (:meth:`view`).
+    """
 
     module: nn.Module
     parameter: str
     start: int
     shape: tuple[int, ...]
+    held: tuple[slice, ...] = ()
+
+    def view(self) -> torch.Tensor:
+        """Return the memory of what this rank holds."""
+        rows = self.held[0].stop - self.held[0].start if self.held else self.shape[0]
+        return self.module.get_parameter(self.parameter).narrow(0, self.start, rows)
 
     def fill(self, tensor: torch.Tensor) -> None:
-        """Copy ``tensor`` there, converting its dtype and moving it to the parameter's device."""
-        parameter = self.module.get_parameter(self.parameter)
+        """Copy this rank's part of ``tensor``, which is whole, there, converting its dtype and
+        moving it to the parameter's device.
+        """
         with torch.no_grad():
-            parameter.narrow(0, self.start, self.shape[0]).copy_(tensor)
+            self.view().copy_(tensor[self.held] if self.held else tensor)
 
 
 class Projection(nn.Module):
     """One or several linear layers of equal input as one: their outputs side by side.
 
-    ``parts`` maps each layer's name in the checkpoint to its number of outputs.
+    ``parts`` maps each layer's name in the checkpoint to its outputs; ``inputs`` and outputs are
+    numbers, or the spans of them that this rank computes. Of outputs that are spans this rank's
+    come out. Of inputs that are a span this rank's products are a part of the sum: ``group`` adds
+    those of the others.
     """
 
     def __init__(
-        self, inputs: int, parts: Mapping[str, int], *, bias: bool, operations: Operations
+        self,
+        inputs: int | Span,
+        parts: Mapping[str, int | Span],
+        *,
+        bias: bool,
+        operations: Operations,
+        group: Communicator | None = None,
     ) -> None:
         super().__init__()
-        self.parts = dict(parts)
-        outputs = sum(self.parts.values())
-        self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
+        self.inputs = _span(inputs)
+        self.parts = {name: _span(outputs) for name, outputs in parts.items()}
+        outputs = sum(part.size for part in self.parts.values())
+        self.weight = nn.Parameter(torch.empty(outputs, self.inputs.size), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
         self._linear = operations.linear
+        self._group = None if self.inputs.is_whole else group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [T, outputs] of ``x`` [T, inputs]."""
-        return self._linear(x, self.weight, self.bias)
+        if self._group is None:
+            return self._linear(x, self.weight, self.bias)
+        total = self._group.all_reduce(self._linear(x, self.weight, None))
+        return total if self.bias is None else total.add_(self.bias)
 
     def slots(self, prefix: str) -> dict[str, Slot]:
         """Return the checkpoint's names below ``prefix``."""
@@ -53,11 +81,9 @@ class Projection(nn.Module):
         start = 0
         for name, outputs in self.parts.items():
             for parameter in ("weight", "bias") if self.bias is not None else ("weight",):
-                shape = (outputs, *self.get_parameter(parameter).shape[1:])
-                found[f"{prefix}{name}.{parameter}"] = Slot(
-                    module=self, parameter=parameter, start=start, shape=shape
-                )
-            start += outputs
+                spans = (outputs, self.inputs) if parameter == "weight" else (outputs,)
+                found[f"{prefix}{name}.{parameter}"] = _slot(self, parameter, start, spans)
+            start += outputs.size
         return found
 
 
@@ -75,17 +101,65 @@ class Norm(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embeddings [V, H], which may serve as the output projection too."""
+    """Token embeddings [V, H], which may serve as the output projection too.
 
-    def __init__(self, rows: int, size: int) -> None:
+    ``rows`` is a number, or the spans of the vocabulary that the ranks of ``group`` hold, in their
+    order, this rank's at ``index``.
+    """
+
+    def __init__(
+        self,
+        rows: int | Sequence[Span],
+        size: int,
+        *,
+        index: int = 0,
+        group: Communicator | None = None,
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, size), requires_grad=False)
+        spans = [whole_span(rows)] if isinstance(rows, int) else list(rows)
+        self.rows = spans[index]
+        self.sizes = tuple(span.size for span in spans)
+        self.size = size
+        self.weight = nn.Parameter(torch.empty(self.rows.size, size), requires_grad=False)
+        self._group = None if self.rows.is_whole else group
+
+    def look_up(self, token_ids: torch.Tensor, operations: Operations) -> torch.Tensor:
+        """Return the embeddings [T, H] of ``token_ids`` [T]."""
+        if self._group is None:
+            return operations.embedding(token_ids, self.weight)
+        places = token_ids - self.rows.start
+        outside = (places < 0) | (places >= self.rows.size)
+        found = operations.embedding(places.masked_fill(outside, 0), self.weight)
+        return self._group.all_reduce(found.masked_fill(outside[:, None], 0))
+
+    def logits(self, hidden: torch.Tensor, operations: Operations) -> torch.Tensor:
+        """Return float32 logits [n, V] of ``hidden`` [n, H], the same bits on every rank."""
+        logits = operations.linear(hidden, self.weight, None).float()
+        return logits if self._group is None else self._group.all_gather(logits, self.sizes, -1)
+
+    def slots(self, name: str) -> dict[str, Slot]:
+        """Return the checkpoint's name of the rows."""
+        return {f"{name}.weight": _slot(self, "weight", 0, (self.rows, whole_span(self.size)))}
 
 
 def whole(module: nn.Module) -> Slot:
     """Return the slot of all of ``module.weight``."""
     shape = tuple(module.get_parameter("weight").shape)
     return Slot(module=module, parameter="weight", start=0, shape=shape)
+
+
+def _span(size: int | Span) -> Span:
+    return whole_span(size) if isinstance(size, int) else size
+
+
+def _slot(module: nn.Module, parameter: str, start: int, spans: Sequence[Span]) -> Slot:
+    return Slot(
+        module=module,
+        parameter=parameter,
+        start=start,
+        shape=tuple(span.total for span in spans),
+        held=() if all(span.is_whole for span in spans) else tuple(span.slice for span in spans),
+    )
 
 
 def merged(parts: Sequence[Mapping[str, Slot]]) -> dict[str, Slot]:

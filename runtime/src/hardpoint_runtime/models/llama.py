@@ -7,19 +7,25 @@ A layer keeps (x, residual) apart, so that each norm adds and normalises in one 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from hardpoint.checkpoints.description import ModelDescription
-from hardpoint.errors import UnsupportedError
+from hardpoint.errors import LifecycleError, UnsupportedError
 from hardpoint.kv_cache import KVCacheSpec
 from torch import nn
 
 from hardpoint_runtime import forward_context
 from hardpoint_runtime.forward_context import ForwardContext
-from hardpoint_runtime.models.language_model import LanguageModel
-from hardpoint_runtime.models.layers import Embedding, Norm, Projection, Slot, merged, whole
+from hardpoint_runtime.models.language_model import Carried, LanguageModel
+from hardpoint_runtime.models.layers import Embedding, Norm, Projection, Slot, merged
 from hardpoint_runtime.models.rotary import Rotary, rotary_shape
 from hardpoint_runtime.operations import Operations
+from hardpoint_runtime.parallel.seat import ALONE, Seat
+
+EMBEDDING, HEAD, NORM = "model.embed_tokens", "lm_head", "model.norm"
+LAYERS = "model.layers."
+"""Names in checkpoints."""
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 
@@ -27,22 +33,23 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 class LlamaAttention(nn.Module):
     """Self-attention of one layer. ``name`` is its key in the step's metadata and caches."""
 
-    def __init__(self, name: str, description: ModelDescription, operations: Operations) -> None:
+    def __init__(
+        self, name: str, description: ModelDescription, operations: Operations, seat: Seat
+    ) -> None:
         super().__init__()
+        heads = seat.heads(description)
+        hidden = description.hidden_size
         self.name = name
-        self.heads = description.num_heads
-        self.kv_heads = description.num_kv_heads
+        self.heads = heads.query.size
+        self.kv_heads = heads.kv.size
         self.head = description.head_size
         self.scale = self.head**-0.5
         bias = bool(description.hf_config.get("attention_bias", False))
-        rows = {
-            "q_proj": self.heads * self.head,
-            "k_proj": self.kv_heads * self.head,
-            "v_proj": self.kv_heads * self.head,
-        }
-        self.qkv = Projection(description.hidden_size, rows, bias=bias, operations=operations)
+        query, kv = heads.query.times(self.head), heads.kv.times(self.head)
+        rows = {"q_proj": query, "k_proj": kv, "v_proj": kv}
+        self.qkv = Projection(hidden, rows, bias=bias, operations=operations)
         self.out = Projection(
-            rows["q_proj"], {"o_proj": description.hidden_size}, bias=bias, operations=operations
+            query, {"o_proj": hidden}, bias=bias, operations=operations, group=seat.tensor
         )
         self._operations = operations
 
@@ -82,14 +89,16 @@ class LlamaAttention(nn.Module):
 class LlamaMLP(nn.Module):
     """The gated MLP of one layer."""
 
-    def __init__(self, description: ModelDescription, operations: Operations) -> None:
+    def __init__(self, description: ModelDescription, operations: Operations, seat: Seat) -> None:
         super().__init__()
-        hidden, inner = description.hidden_size, description.intermediate_size
+        hidden, inner = description.hidden_size, seat.share(description.intermediate_size)
         bias = bool(description.hf_config.get("mlp_bias", False))
         self.gate_up = Projection(
             hidden, {"gate_proj": inner, "up_proj": inner}, bias=bias, operations=operations
         )
-        self.down = Projection(inner, {"down_proj": hidden}, bias=bias, operations=operations)
+        self.down = Projection(
+            inner, {"down_proj": hidden}, bias=bias, operations=operations, group=seat.tensor
+        )
         self._operations = operations
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -105,14 +114,16 @@ class LlamaMLP(nn.Module):
 class LlamaLayer(nn.Module):
     """One decoder layer."""
 
-    def __init__(self, index: int, description: ModelDescription, operations: Operations) -> None:
+    def __init__(
+        self, index: int, description: ModelDescription, operations: Operations, seat: Seat
+    ) -> None:
         super().__init__()
-        self.prefix = f"model.layers.{index}."
+        self.prefix = f"{LAYERS}{index}."
         eps = _eps(description)
         self.input_norm = Norm(description.hidden_size, eps)
-        self.attention = LlamaAttention(f"{self.prefix}self_attn", description, operations)
+        self.attention = LlamaAttention(f"{self.prefix}self_attn", description, operations, seat)
         self.inner_norm = Norm(description.hidden_size, eps)
-        self.mlp = LlamaMLP(description, operations)
+        self.mlp = LlamaMLP(description, operations, seat)
         self._operations = operations
 
     def forward(
@@ -151,19 +162,38 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaForCausalLM(LanguageModel):
-    """The whole decoder with its output projection, tied to the embeddings or not."""
+    """The decoder with its output projection, tied to the embeddings or not; a pipeline stage of
+    it has consecutive layers, the first stage the embedding, the last one norm and projection.
+    """
 
-    def __init__(self, description: ModelDescription, operations: Operations) -> None:
-        super().__init__(description, operations)
+    can_split: ClassVar[bool] = True
+
+    def __init__(
+        self, description: ModelDescription, operations: Operations, *, seat: Seat = ALONE
+    ) -> None:
+        super().__init__(description, operations, seat=seat)
         _check(description)
-        self.embed = Embedding(description.vocab_size, description.hidden_size)
-        self.layers = nn.ModuleList(
-            LlamaLayer(index, description, operations) for index in range(description.num_layers)
-        )
-        self.norm = Norm(description.hidden_size, _eps(description))
         self.tied = bool(description.hf_config.get("tie_word_embeddings", False))
-        self.head = self.embed if self.tied else Embedding(*self.embed.weight.shape)
+        self.span = seat.layers(description)
+        self.embed = self._embedding() if seat.is_first_stage else None
+        self.layers = nn.ModuleList(
+            LlamaLayer(index, description, operations, seat) for index in self.span.range
+        )
+        self.norm: Norm | None = None
+        self.head: Embedding | None = None
+        if seat.is_last_stage:
+            self.norm = Norm(description.hidden_size, _eps(description))
+            self.head = self.embed if self.tied and self.embed else self._embedding()
         self.rotary = Rotary(rotary_shape(description.hf_config, description.head_size))
+
+    def _embedding(self) -> Embedding:
+        description, seat = self.description, self.seat
+        return Embedding(
+            seat.shares(description.vocab_size),
+            description.hidden_size,
+            index=seat.place.tensor,
+            group=seat.tensor,
+        )
 
     def forward(
         self,
@@ -171,31 +201,41 @@ class LlamaForCausalLM(LanguageModel):
         positions: torch.Tensor,
         step: ForwardContext | None = None,
         rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        carried: Carried | None = None,
+    ) -> torch.Tensor | Carried:
         """Return hidden states; see :class:`LanguageModel`. The last layer computes what follows
         its attention for ``rows`` alone.
         """
         step = forward_context.current() if step is None else step
         angles = self.rotary(positions)
-        x = self.operations.embedding(token_ids, self.embed.weight)
         residual: torch.Tensor | None = None
-        last = len(self.layers) - 1
+        if self.embed is not None:
+            x = self.embed.look_up(token_ids, self.operations)
+        elif carried is not None:
+            x, residual = carried["hidden_states"], carried["residual"]
+        else:
+            raise LifecycleError("a pipeline stage but the first needs what the one before carried")
+        last = None if self.norm is None else len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             step.raise_if_cancelled()
             x, residual = layer(x, residual, angles, step, rows if index == last else None)
         if residual is None:
-            return self.operations.rms_norm(x, self.norm.weight, self.norm.eps)
+            residual = torch.zeros_like(x)  # a model without layers
+        if self.norm is None:
+            return {"hidden_states": x, "residual": residual}
         return self.operations.add_rms_norm(x, residual, self.norm.weight, self.norm.eps)[0]
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits; see :class:`LanguageModel`."""
-        return self.operations.linear(hidden, self.head.weight, None).float()
+        if self.head is None:
+            raise LifecycleError("only the last pipeline stage has logits")
+        return self.head.logits(hidden, self.operations)
 
     def kv_cache_spec(self, block_size: int, dtype: str) -> Mapping[str, KVCacheSpec]:
-        """One full-attention spec for all layers."""
+        """One full-attention spec for all layers of this stage, with the heads of this shard."""
         spec = KVCacheSpec(
             block_size=block_size,
-            num_kv_heads=self.description.num_kv_heads,
+            num_kv_heads=self.seat.heads(self.description).kv.size,
             head_size_k=self.description.head_size,
             head_size_v=self.description.head_size,
             dtype=dtype,
@@ -204,15 +244,30 @@ class LlamaForCausalLM(LanguageModel):
 
     def weight_slots(self) -> Mapping[str, Slot]:
         """Return the checkpoint's names and where they go."""
-        outside = {"model.embed_tokens.weight": whole(self.embed)}
-        if not self.tied:
-            outside["lm_head.weight"] = whole(self.head)
-        layers = [layer.slots() for layer in self._layers()]
-        return merged([outside, *layers, self.norm.slots("model.norm")])
+        found = [layer.slots() for layer in self._layers()]
+        if self.embed is not None:
+            found.insert(0, self.embed.slots(EMBEDDING))
+        if self.head is not None and self.head is not self.embed:
+            found.append(self.head.slots(EMBEDDING if self.tied else HEAD))
+        if self.norm is not None:
+            found.append(self.norm.slots(NORM))
+        return merged(found)
 
     def is_ignorable(self, name: str) -> bool:
-        """A tied model needs no output projection of its own."""
-        return super().is_ignorable(name) or (self.tied and name == "lm_head.weight")
+        """A tied model needs no output projection of its own, a stage nothing of the others."""
+        return (
+            super().is_ignorable(name)
+            or (self.tied and name == f"{HEAD}.weight")
+            or (not self.seat.is_alone and self._is_elsewhere(name))
+        )
+
+    def _is_elsewhere(self, name: str) -> bool:
+        """Whether another pipeline stage has this weight."""
+        if name in (f"{EMBEDDING}.weight", f"{HEAD}.weight", f"{NORM}.weight"):
+            return True  # on the first stage or on the last, which miss it if it is not there
+        index, _, _ = name.removeprefix(LAYERS).partition(".")
+        known = name.startswith(LAYERS) and index.isdecimal()
+        return known and int(index) < self.span.total and int(index) not in self.span.range
 
     def _layers(self) -> list[LlamaLayer]:
         return [layer for layer in self.layers if isinstance(layer, LlamaLayer)]

@@ -80,7 +80,7 @@ class Seat:
         stages than layers.
         """
         stages = self.topology.pipeline
-        if stages > description.num_layers:
+        if stages > max(1, description.num_layers):
             raise ConfigError(
                 f"pipeline_parallel_size = {stages}: more stages than the model's "
                 f"{description.num_layers} layers"
