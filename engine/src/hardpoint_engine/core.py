@@ -28,6 +28,7 @@ from hardpoint.messages import MessageError, ModelRunnerOutput, SchedulerOutput,
 from hardpoint.platform import Platform
 from hardpoint.records import LoadReport, WorkerHealth
 
+from hardpoint_engine.graph_table import print_table
 from hardpoint_engine.metrics import EngineMetrics
 from hardpoint_engine.request import EngineOutput, EngineRequest
 from hardpoint_engine.scheduling.admission import AdmissionPolicy
@@ -36,6 +37,7 @@ from hardpoint_engine.scheduling.kv_planning import KVPlan
 from hardpoint_engine.scheduling.parts import make_blocks, make_limits
 from hardpoint_engine.scheduling.scheduler import Scheduler
 from hardpoint_engine.scheduling.stopping import FinishReason, StopRule
+from hardpoint_engine.step_trace import trace_step
 
 if TYPE_CHECKING:
     from hardpoint.registry import Registry
@@ -257,9 +259,11 @@ class EngineCore:
             except Exception as error:  # noqa: BLE001 - typed, to the requests of the step
                 outputs = self.scheduler.fail(flight.plan, error)
                 self._ready_generation = None
-            failed = self._ready_generation is None
-            self.metrics.step_done(flight.plan, self._clock() - flight.started, failed=failed)
+            done = None if self._ready_generation is None else output
+            seconds = self._clock() - flight.started
+            self.metrics.step_done(flight.plan, done, seconds)
             outputs = self._give(outputs)
+        trace_step(flight.plan, done, seconds)
         self.registry.announce(
             "hardpoint_step_finished", scheduler_output=flight.plan, output=output, rank=None
         )
@@ -383,6 +387,8 @@ class EngineCore:
                 self._flights.clear()
                 self.scheduler.roster.in_flight.clear()
                 self.scheduler.roster.end_all("abort")
+                if self.config.graph.graph_stats:
+                    print_table(self.metrics.graphs)
         self.executor.shutdown(timeout)
 
     def __enter__(self) -> Self:

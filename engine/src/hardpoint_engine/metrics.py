@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attrs import asdict, define, field, fields, frozen
-from hardpoint.messages import SchedulerOutput
+from hardpoint.messages import ModelRunnerOutput, SchedulerOutput
 
+from hardpoint_engine.graph_table import GraphTable
 from hardpoint_engine.request import EngineOutput, RequestMetrics
 from hardpoint_engine.scheduling.kv_blocks import KVBlocks
 from hardpoint_engine.scheduling.roster import Roster
@@ -84,7 +85,7 @@ class EngineMetrics:
     ``computed_tokens`` went through the model, prompts and answers, recomputation included;
     ``generated_tokens`` came out. ``queried_tokens`` of prompts were looked for in the prefix cache
     and ``cached_tokens`` found. ``finished`` counts requests by finish reason. Histograms are in
-    seconds, ``step_tokens`` in tokens.
+    seconds, ``step_tokens`` in tokens. ``graphs`` has the steps by padding and graph mode.
     """
 
     requests: int = 0
@@ -102,6 +103,7 @@ class EngineMetrics:
     time_to_first_token: Histogram = field(factory=_seconds)
     time_per_output_token: Histogram = field(factory=_seconds)
     duration: Histogram = field(factory=_seconds)
+    graphs: GraphTable = field(factory=GraphTable)
     gauges: EngineGauges | None = None
 
     @property
@@ -109,15 +111,18 @@ class EngineMetrics:
         """The share of prompt tokens that the prefix cache had, or None before any prompt."""
         return self.cached_tokens / self.queried_tokens if self.queried_tokens else None
 
-    def step_done(self, plan: SchedulerOutput, seconds: float, *, failed: bool) -> None:
-        """Count one step."""
+    def step_done(
+        self, plan: SchedulerOutput, output: ModelRunnerOutput | None, seconds: float
+    ) -> None:
+        """Count one step; ``output`` None: it failed."""
         self.steps += 1
         self.step_seconds.observe(seconds)
         self.step_tokens.observe(plan.total_tokens)
-        if failed:
+        if output is None:
             self.failed_steps += 1
         else:
             self.computed_tokens += plan.total_tokens
+            self.graphs.add(output.graph_stats)
 
     def outputs_given(self, outputs: Iterable[EngineOutput]) -> None:
         """Count what is handed to the caller."""
@@ -148,7 +153,7 @@ class EngineMetrics:
         plain: dict[str, Any] = {}
         for attribute in fields(EngineMetrics):
             value = getattr(self, attribute.name)
-            if isinstance(value, Histogram):
+            if isinstance(value, Histogram | GraphTable):
                 plain[attribute.name] = value.as_dict()
             elif isinstance(value, EngineGauges):
                 plain |= asdict(value)
