@@ -8,10 +8,27 @@ from hardpoint.config.schema import key
 
 @frozen(kw_only=True)
 class MultiprocSettings:
-    """How worker processes are started."""
+    """How worker processes are started, called and watched."""
 
     start: str = key(
         "auto",
         "how a worker's process begins: forked by a preloaded nursery, or a plain interpreter",
         choices=("auto", "nursery", "plain"),
+    )
+    channel: str = key(
+        "auto",
+        "what carries calls; auto: shared memory",
+        choices=("auto", "shared_memory", "zmq"),
+    )
+    start_timeout: float = key(
+        120.0, "seconds for which no worker may come further while some are not ready", above=0
+    )
+    warn_after: float = key(
+        60.0, "seconds after which a worker that is still busy with a call is told of", above=0
+    )
+    hang_after: float | None = key(
+        None, "seconds of one call after which a worker is given up; unset: never", above=0
+    )
+    bind: bool = key(
+        True, "keep each worker on cores of its own, where there are enough and none else does so"
     )

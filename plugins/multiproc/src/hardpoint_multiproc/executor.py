@@ -1,0 +1,190 @@
+"""The executor ``mp``: a process for each worker, on this host."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from hardpoint.config.problems import config_error
+from hardpoint.errors import ExecutorFailedError, HardpointError
+from hardpoint.executor import Executor
+from hardpoint.records import Problem, WorkerHealth
+from hardpoint.rpc import channel, encoding
+from hardpoint.rpc.calls import Call, CallTable
+from hardpoint.rpc.supervision import Supervisor
+
+from hardpoint_multiproc.group import WorkerGroup
+from hardpoint_multiproc.launching import launches_of, variables_of
+from hardpoint_multiproc.nursery_process import NurseryProcess, interpreter
+from hardpoint_multiproc.resources import Resources
+from hardpoint_multiproc.settings import MultiprocSettings
+from hardpoint_multiproc.start_choice import NURSERY, PLAIN, Way, choose
+
+if TYPE_CHECKING:
+    from hardpoint.config import Config
+    from hardpoint.platform import Platform
+    from hardpoint.registry import Registry
+
+
+class MultiprocExecutor(Executor):
+    """Runs each worker in a process of its own.
+
+    A small process, the nursery, starts them and ends them: neither is the user's process forked,
+    nor is its script run again. Calls go through shared memory; a control lane beside it tells
+    whether a worker lives, whatever it is doing. A worker's death fails the executor.
+    """
+
+    supports_pp: ClassVar[bool] = True
+    supports_async_scheduling: ClassVar[bool] = True
+    _resources: Resources | None = None
+
+    @classmethod
+    def prepare(
+        cls, config: Config, registry: Registry, platform: Platform
+    ) -> NurseryProcess | None:
+        """Begin to start the nursery, while the driver is still reading the model's description."""
+        settings = settings_of(config)
+        if settings.start == PLAIN or not platform.fork_safe().safe:
+            return None
+        return NurseryProcess(platform.preload)
+
+    def start_workers(self) -> None:
+        """Start all workers at once; raise the first one's failure with its last lines.
+
+        Raises ConfigError if ``plugins.mp.start = "nursery"`` and the platform cannot be forked.
+        """
+        settings = settings_of(self.config)
+        variables = variables_of(self)
+        way = self._way(settings, variables)
+        codec = encoding.codec_of(self.config)
+        resources = Resources(self.calls, self.generation, self._nursery(way))
+        self._resources = resources
+        self._finalizer = weakref.finalize(self, Resources.release, resources)
+        kind = "shared_memory" if settings.channel == "auto" else settings.channel
+        spin_us = self.config.rpc.spin_us
+        end = channel.create(kind, self.world_size, spin_us=spin_us, codec=codec)
+        resources.open(end)
+        self.receiver = resources.receiver
+        start = Call(
+            call_id=self.calls.next_id(), generation=self.generation, method="start the worker"
+        )
+        gather = self.calls.open(start, self.world_size)
+        output = resources.nursery.output
+        launches = launches_of(self, variables, end, codec, start.call_id, output, settings)
+        resources.group = group = WorkerGroup(
+            resources.nursery,
+            self._supervisor(settings),
+            _failing(self, self.calls),
+            command=interpreter(),
+            may_change=settings.start == "auto",
+        )
+        group.start(launches, self._way_of(way, settings, resources.nursery))
+        try:
+            self._await(gather, None)
+        except HardpointError as error:
+            rank = getattr(error, "rank", None)
+            lines = output.last_lines(rank) if rank is not None else ()
+            if lines and not hasattr(error, "last_lines"):
+                text = "\n  ".join(lines)
+                error.add_note(f"--- last lines of rank {rank} ---\n  {text}")
+            raise
+
+    def call_workers(self, call: Call) -> None:
+        """Send ``call`` to every worker."""
+        self._open().end.send(call)
+
+    def probe_health(self, timeout: float) -> Sequence[WorkerHealth]:
+        """Ping every worker by its control lane."""
+        return self._open().workers.probe(timeout)
+
+    def stop_workers(self, deadline: float) -> None:
+        """Let the workers shut down, and end those that do not."""
+        prepared, self.prepared = self.prepared, None
+        if prepared is not None:  # the start did not come to use it
+            prepared.close()
+        resources = self._resources
+        if resources is not None:
+            self._finalizer.detach()
+            resources.close(deadline)
+
+    def _open(self) -> Resources:
+        if self._resources is None:
+            raise ExecutorFailedError("the workers were not started")
+        return self._resources
+
+    def _way(self, settings: MultiprocSettings, variables: list[dict[str, str]]) -> Way:
+        wanted = {name: value for each in variables for name, value in each.items()}
+        try:
+            way = choose(settings.start, self.platform.fork_safe(), wanted)
+        except ValueError as error:
+            raise self._unforkable(str(error)) from None
+        level = (
+            self.logger.warning
+            if way.kind == PLAIN and settings.start == "auto"
+            else self.logger.info
+        )
+        level("workers start by way of %s: %s", way.kind, way.reason)
+        return way
+
+    def _unforkable(self, why: str) -> HardpointError:
+        return config_error(
+            [
+                Problem(
+                    key="plugins.mp.start",
+                    value=NURSERY,
+                    message=f"{why}.",
+                    way_out="Set it to plain, or to auto, which chooses.",
+                    origin=self.config.origins.get("plugins.mp.start", ""),
+                )
+            ]
+        )
+
+    def _nursery(self, way: Way) -> NurseryProcess:
+        prepared, self.prepared = self.prepared, None
+        if isinstance(prepared, NurseryProcess):
+            return prepared
+        return NurseryProcess(self.platform.preload if way.kind == NURSERY else ())
+
+    def _way_of(self, way: Way, settings: MultiprocSettings, nursery: NurseryProcess) -> str:
+        """Return the way that the nursery can go: a module of the platform may not have let it."""
+        problem = nursery.ready.result()
+        if not problem or way.kind == PLAIN:
+            return way.kind
+        if settings.start == NURSERY:
+            raise self._unforkable(f"the nursery cannot be forked: {problem}")
+        self.logger.warning("workers start plain: the nursery cannot be forked: %s", problem)
+        return PLAIN
+
+    def _supervisor(self, settings: MultiprocSettings) -> Supervisor:
+        return Supervisor(
+            self.world_size,
+            time.monotonic(),
+            missing=getattr(self.calls, "missing", lambda _: ()),
+            heartbeat=self.config.rpc.heartbeat,
+            silent_after=self.platform.silent_after,
+            start_timeout=settings.start_timeout,
+            warn_after=settings.warn_after,
+            hang_after=settings.hang_after,
+        )
+
+
+def settings_of(config: Config) -> MultiprocSettings:
+    """Return the settings of ``mp`` in ``config``: the defaults where nobody set any."""
+    found = config.settings_of("mp")
+    return found if isinstance(found, MultiprocSettings) else MultiprocSettings()
+
+
+def _failing(executor: MultiprocExecutor, calls: CallTable) -> Callable[[HardpointError], None]:
+    """Return a function that fails the executor if it is still there, without holding it."""
+    held = weakref.ref(executor)
+
+    def fail(error: HardpointError) -> None:
+        living = held()
+        if living is not None:
+            living.fail(error)
+        else:
+            calls.fail_all(error)
+
+    return fail

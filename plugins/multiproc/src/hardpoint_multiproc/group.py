@@ -1,0 +1,394 @@
+"""The workers of one executor: started together, watched on one thread, ended together.
+
+:class:`WorkerGroup` knows nothing of the executor but two functions, so that an executor nobody
+holds can be collected while its workers run; it is what the finalizer then releases.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from attrs import define, field, frozen
+from hardpoint.errors import ExecutorFailedError, HardpointError, WorkerSilentError
+from hardpoint.records import WorkerHealth
+from hardpoint.rpc.control import ControlLane, Order, Report, Sign
+from hardpoint.rpc.process_life import is_stopped
+from hardpoint.rpc.supervision import (
+    Action,
+    DumpStack,
+    EndCollectives,
+    Fail,
+    Kill,
+    Supervisor,
+    Warn,
+)
+
+from hardpoint_multiproc import descriptors
+from hardpoint_multiproc.nursery_process import NurseryProcess, end_group, how_ended
+from hardpoint_multiproc.signals import STACK_SIGNAL
+from hardpoint_multiproc.start_choice import PLAIN
+
+_logger = logging.getLogger("hardpoint.executor.mp")
+
+EXIT_SECONDS = 0.3
+"""How long the nursery's word on a dead worker's exit is awaited."""
+
+
+@frozen(kw_only=True)
+class Launch:
+    """One worker to start: how, and with what.
+
+    ``fds`` go to the worker, in order; the group closes them, as ``stacks``, the memory for the
+    stacks of its threads.
+    """
+
+    rank: int
+    title: str
+    fds: tuple[int, ...]
+    stacks: int
+
+
+@define(eq=False)
+class _Worker:
+    """One worker as the driver knows it. Written by the loop's thread."""
+
+    launch: Launch
+    lane: ControlLane
+    pid: int = 0
+    pidfd: int = -1
+    gone: bool = False
+    exit: int | None = None
+    exit_until: float = math.inf
+    """Until when its exit status is awaited."""
+    stack_from: int = -1
+    """Where in the memory of stacks the one that was asked for begins; -1: none was."""
+    stack_size: int = 0
+    pong: int = 0
+    health: WorkerHealth | None = None
+    heard: float = 0.0
+    progress: tuple[str, int] = ("", 0)
+    ended: threading.Event = field(factory=threading.Event)
+
+
+class WorkerGroup:
+    """Starts, watches and ends the workers of one generation.
+
+    ``supervisor`` judges what is seen. ``fail(error)`` is called once, on a thread of its own, when
+    the group has failed. ``command`` is that of a plain interpreter; ``may_change`` says whether a
+    worker that cannot be forked may be started plain instead.
+    """
+
+    def __init__(
+        self,
+        nursery: NurseryProcess,
+        supervisor: Supervisor,
+        fail: Callable[[HardpointError], None],
+        *,
+        command: Sequence[str],
+        may_change: bool,
+    ) -> None:
+        self._nursery = nursery
+        self._supervisor = supervisor
+        self._fail = fail
+        self._command = list(command)
+        self._may_change = may_change
+        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._workers: list[_Worker] = []
+        self._pings = 0
+        self._closing = False
+        nursery.listen(self._heard, self._nursery_died)
+
+    # Start.
+
+    def start(self, launches: Iterable[tuple[Launch, ControlLane]], way: str) -> None:
+        """Have the nursery start every worker; return at once. What becomes of them is seen on the
+        loop's thread.
+        """
+        self._workers = [_Worker(launch=launch, lane=lane) for launch, lane in launches]
+        self._nursery.loop.tick = self._tick
+        for worker in self._workers:
+            self._launch(worker, way)
+
+    def _launch(self, worker: _Worker, way: str) -> None:
+        launch = worker.launch
+        op = {"op": "start", "rank": launch.rank, "way": way, "command": self._command}
+        self._nursery.tell(op, launch.fds)
+
+    def _heard(self, message: dict[str, object], fds: list[int]) -> None:
+        rank = message["rank"]
+        if not isinstance(rank, int):
+            raise TypeError(f"a nursery speaks of rank {rank!r}")
+        worker, now = self._workers[rank], time.monotonic()
+        if message["op"] == "started":
+            self._started(worker, int(str(message["pid"])), fds[0], now)
+        elif message["op"] == "exited":
+            worker.exit = int(str(message["exit"]))
+            self._ended(worker)
+        elif message["op"] == "refused" and self._may_change:
+            _logger.warning(
+                "worker rank %d is started plain: the nursery cannot be forked, %s",
+                rank, message["reason"],
+            )  # fmt: skip
+            self._launch(worker, PLAIN)
+        else:
+            error = ExecutorFailedError(
+                f"the process of worker rank {rank} could not be started: {message['reason']}"
+            )
+            self._judge(lambda judge: judge.refused(rank, error, now))
+
+    def _started(self, worker: _Worker, pid: int, pidfd: int, now: float) -> None:
+        worker.pid, worker.pidfd, worker.heard = pid, pidfd, now
+        loop, rank = self._nursery.loop, worker.launch.rank
+        self._nursery.output.rename(rank, f"{worker.launch.title} pid={pid}")
+        descriptors.close(fd for fd in worker.launch.fds if fd != worker.launch.stacks)
+        loop.watch(pidfd, lambda: self._dying(worker))
+        loop.watch(worker.lane.fileno(), lambda: self._listen(worker))
+        self._judge(lambda judge: judge.spawned(rank, pid, now))
+
+    # What is seen.
+
+    def _listen(self, worker: _Worker) -> None:
+        reports, open_ = worker.lane.reports()
+        if not open_:
+            self._nursery.loop.forget(worker.lane.fileno())
+        for report in reports:
+            self._report(worker, report, time.monotonic())
+
+    def _report(self, worker: _Worker, report: Report, now: float) -> None:
+        rank = worker.launch.rank
+        worker.heard = now
+        worker.health = WorkerHealth(
+            rank=rank, step_id=report.step_id, busy_since=report.busy_since
+        )
+        stage = report.text if report.sign is Sign.STAGE else ""
+        self._judge(
+            lambda judge: judge.heard(
+                rank, now, busy_since=report.busy_since, call=report.text, stage=stage
+            )
+        )
+        if stage == "ready":
+            self._judge(lambda judge: judge.ready(rank, now))
+        if report.sign is Sign.PONG:
+            with self._changed:
+                worker.pong = max(worker.pong, report.number)
+                self._changed.notify_all()
+
+    def _dying(self, worker: _Worker) -> None:
+        """The process has ended; how, the nursery tells in a moment."""
+        self._nursery.loop.forget(worker.pidfd)
+        worker.exit_until = time.monotonic() + EXIT_SECONDS
+
+    def _ended(self, worker: _Worker) -> None:
+        if worker.gone:
+            return
+        worker.gone, worker.exit_until = True, math.inf
+        if worker.pidfd >= 0:
+            self._nursery.loop.forget(worker.pidfd)
+        self._listen_last(worker)
+        rank, now = worker.launch.rank, time.monotonic()
+        lines = self._nursery.output.last_lines(rank)
+        self._judge(lambda judge: judge.exited(rank, worker.exit, now, lines))
+        worker.ended.set()
+
+    def _listen_last(self, worker: _Worker) -> None:
+        if (fd := worker.lane.fileno()) >= 0:
+            self._nursery.loop.forget(fd)
+
+    def _nursery_died(self, code: int | None) -> None:
+        pid, now = self._nursery.pid, time.monotonic()
+        for worker in self._workers:
+            if worker.pid and pid:
+                end_group(worker.pid, pid)
+        error = ExecutorFailedError(
+            f"the nursery (pid {pid}) {how_ended(code)}, and the workers, its children, with it"
+        )
+        self._judge(lambda judge: judge.failed(error, now))
+        for worker in self._workers:
+            worker.gone = True
+            worker.ended.set()
+
+    def _tick(self, now: float) -> float:
+        due = math.inf
+        for worker in self._workers:
+            if now >= worker.exit_until:
+                self._ended(worker)
+            due = min(due, worker.exit_until, self._look_for_stack(worker, now))
+        with self._lock:
+            next_tick = self._supervisor.next_tick()
+        if now >= next_tick:
+            self._judge(lambda judge: judge.tick(now))
+            with self._lock:
+                next_tick = self._supervisor.next_tick()
+        return min(due, next_tick)
+
+    # What follows.
+
+    def _judge(self, tell: Callable[[Supervisor], list[Action]]) -> None:
+        with self._lock:
+            actions = tell(self._supervisor)
+        for action in actions:
+            self._act(action)
+
+    def _act(self, action: Action) -> None:
+        if isinstance(action, Fail):
+            # Others' callbacks run there, and may shut the executor down, which waits for the loop.
+            threading.Thread(
+                target=self._fail, args=(action.error,), name="hardpoint-mp-failure", daemon=True
+            ).start()
+            with self._changed:
+                self._changed.notify_all()
+        elif isinstance(action, EndCollectives):
+            for rank in action.ranks:
+                self._workers[rank].lane.order(Order.END_COLLECTIVES)
+        elif isinstance(action, DumpStack):
+            self._ask_for_stack(self._workers[action.rank])
+        elif isinstance(action, Kill):
+            self._signal(self._workers[action.rank], signal.SIGKILL)
+        elif isinstance(action, Warn):
+            _logger.warning("%s", action.text)
+
+    def _signal(self, worker: _Worker, signum: int) -> None:
+        """Send a signal to a worker's process group, by the one who reaps it."""
+        if worker.gone:
+            return
+        try:
+            self._nursery.tell({"op": "signal", "rank": worker.launch.rank, "signal": int(signum)})
+        except ExecutorFailedError:
+            return  # it took the workers with it
+
+    def _ask_for_stack(self, worker: _Worker) -> None:
+        """Have the worker write its stacks; a stopped one is continued for that, as its death is
+        decided.
+        """
+        if worker.pidfd < 0 or worker.gone:
+            return
+        worker.stack_from = worker.stack_size = os.fstat(worker.launch.stacks).st_size
+        try:
+            signal.pidfd_send_signal(worker.pidfd, STACK_SIGNAL)
+            if is_stopped(worker.pid):
+                signal.pidfd_send_signal(worker.pidfd, signal.SIGCONT)
+        except OSError:
+            worker.stack_from = -1
+
+    def _look_for_stack(self, worker: _Worker, now: float) -> float:
+        """Take a stack that was asked for, once it grows no more; return when to look again."""
+        if worker.stack_from < 0:
+            return math.inf
+        size = os.fstat(worker.launch.stacks).st_size
+        if size > worker.stack_from and size == worker.stack_size:
+            text = descriptors.contents(worker.launch.stacks)[worker.stack_from :]
+            worker.stack_from = -1
+            rank = worker.launch.rank
+            self._judge(lambda judge: judge.stack(rank, text.decode(errors="replace"), now))
+            return math.inf
+        worker.stack_size = size
+        return now + 0.02
+
+    # Health.
+
+    def probe(self, timeout: float) -> list[WorkerHealth]:
+        """Ping every worker and return what each answers within ``timeout`` seconds.
+
+        Raises WorkerSilentError for the first that does not, and what the group failed by.
+        """
+        until = time.monotonic() + timeout
+        with self._changed:
+            self._pings += 1
+            number = self._pings
+        for worker in self._workers:
+            worker.lane.order(Order.PING, number)
+        with self._changed:
+            while waiting := [each for each in self._workers if each.pong < number]:
+                if (failure := self._supervisor.failure) is not None:
+                    raise failure
+                if not self._changed.wait(max(0.0, until - time.monotonic())):
+                    silent = waiting[0]
+                    raise WorkerSilentError(
+                        rank=silent.launch.rank,
+                        pid=silent.pid,
+                        seconds=time.monotonic() - silent.heard,
+                    )
+            return [worker.health for worker in self._workers if worker.health is not None]
+
+    # End.
+
+    def stop(self, deadline: float, ask: Callable[[], None]) -> None:
+        """End every worker by ``deadline``: first they are told to leave their work and ``ask()``
+        asks them to shut down; SIGTERM and SIGKILL follow for those that do not.
+        """
+        with self._lock:
+            self._closing = True
+            self._supervisor.closing()
+            failed = self._supervisor.failure is not None
+        if self._nursery.loop.is_current():
+            return  # it cannot wait for what it would see itself; closing ends them all
+        now = time.monotonic()
+        term, kill = shares(now, deadline, failed=failed)
+        for worker in self._workers:
+            worker.lane.order(Order.CANCEL)
+        ask()
+        late = self._await_ends(term)
+        for worker in late:
+            self._signal(worker, signal.SIGTERM)
+        later = self._await_ends(kill) if late else []
+        for worker in later:
+            self._signal(worker, signal.SIGKILL)
+        if later:
+            self._await_ends(max(deadline, time.monotonic() + EXIT_SECONDS))
+        self._tell_of(late, later)
+
+    def _await_ends(self, until: float) -> list[_Worker]:
+        """Return the workers that have a process and have not ended by ``until``."""
+        running = [worker for worker in self._workers if worker.pid]
+        return [
+            worker
+            for worker in running
+            if not worker.ended.wait(max(0.0, until - time.monotonic()))
+        ]
+
+    def _tell_of(self, late: list[_Worker], later: list[_Worker]) -> None:
+        for worker in late:
+            how = "SIGTERM, then SIGKILL" if worker in later else "SIGTERM"
+            _logger.warning(
+                "worker rank %d (pid %d) was still busy when its share of the shutdown's time was "
+                "over; it was ended by %s",
+                worker.launch.rank, worker.pid, how,
+            )  # fmt: skip
+        for worker in self._workers:
+            if worker.exit and worker not in late:
+                _logger.warning(
+                    "worker rank %d (pid %d) %s",
+                    worker.launch.rank, worker.pid, how_ended(worker.exit),
+                )  # fmt: skip
+
+    def close(self, within: float) -> None:
+        """End whatever is left, and give everything back. Idempotent."""
+        self._nursery.close(within)
+        for worker in self._workers:
+            worker.lane.close()
+            descriptors.close({*worker.launch.fds, worker.launch.stacks} if not worker.pid else ())
+        for worker in self._workers:
+            if worker.pid:
+                descriptors.close({worker.pidfd, worker.launch.stacks})
+        self._workers = []
+
+
+def shares(now: float, deadline: float, *, failed: bool) -> tuple[float, float]:
+    """Return when SIGTERM and when SIGKILL is due, for a shutdown that may last from ``now`` to
+    ``deadline`` (monotonic s).
+
+    Nearly all of the time is the workers' own: one that needs less than the deadline to shut down
+    finishes. Of a group that has failed, nobody waits for much.
+    """
+    span = max(0.0, deadline - now)
+    if failed:
+        span = min(span, 1.0)
+    kill = now + span - min(0.3, 0.1 * span)
+    return kill - min(0.7, 0.2 * span), kill

@@ -1,0 +1,137 @@
+"""What each worker's process is given: its boot record, variables, path, cores and descriptors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+from hardpoint.rpc.channel import DriverEnd
+from hardpoint.rpc.control import ControlLane, lane
+from hardpoint.rpc.worker_process import Boot
+
+from hardpoint_multiproc import descriptors
+from hardpoint_multiproc.affinity import shares_of
+from hardpoint_multiproc.group import Launch
+from hardpoint_multiproc.titles import title_of
+
+if TYPE_CHECKING:
+    from hardpoint.config import Config
+    from hardpoint.executor import Executor
+    from hardpoint.rpc.encoding import Codec
+
+    from hardpoint_multiproc.output import Output
+    from hardpoint_multiproc.settings import MultiprocSettings
+
+_logger = logging.getLogger("hardpoint.executor.mp")
+
+
+def variables_of(executor: Executor) -> list[dict[str, str]]:
+    """Return the variables that the platform and the plugins want in each worker."""
+    common = executor.platform.environment(executor.config, executor.placement)
+    registry, config = executor.registry, executor.config
+    return [{**common, **registry.worker_env(config, rank)} for rank in range(executor.world_size)]
+
+
+def launches_of(
+    executor: Executor,
+    variables: Sequence[Mapping[str, str]],
+    end: DriverEnd,
+    codec: Codec,
+    start_call: int,
+    output: Output,
+    settings: MultiprocSettings,
+) -> list[tuple[Launch, ControlLane]]:
+    """Make everything that the workers are given, and the driver's ends of it."""
+    world_size = executor.world_size
+    cores = _cores(executor, settings)
+    rendezvous = descriptors.memory("rendezvous") if world_size > 1 else None
+    made = []
+    for rank in range(world_size):
+        ours, theirs = lane()
+        title = title_of(executor.config, rank, world_size)
+        handle = end.worker_handle(rank)
+        stacks = descriptors.memory(f"stacks-{rank}")
+        out = output.add(rank, title)
+        shared = () if rendezvous is None else (os.dup(rendezvous),)
+        channel = tuple(os.dup(fd) for fd in handle.fds)
+        boot = _boot(executor, rank, start_call)
+        spec = {
+            "rank": rank,
+            "title": title,
+            "env": {**os.environ, **variables[rank]},
+            "path": list(sys.path),
+            "cwd": str(Path.cwd()),
+            "argv": list(sys.argv),
+            "cores": cores[rank],
+            "heartbeat": executor.config.rpc.heartbeat,
+            "codec": codec.name,
+            "channel": dict(handle.data),
+            "rendezvous": rendezvous is not None,
+        }
+        encoded = codec.encode(boot, "the worker's boot record")
+        fds = (
+            descriptors.memory(f"spec-{rank}", json.dumps(spec).encode()),
+            out,
+            theirs.detach(),
+            descriptors.memory(f"boot-{rank}", bytes(encoded.data)),
+            stacks,
+            *shared,
+            *channel,
+        )
+        made.append((Launch(rank=rank, title=title, fds=fds, stacks=stacks), ControlLane(ours)))
+    if rendezvous is not None:
+        os.close(rendezvous)
+    return made
+
+
+def _boot(executor: Executor, rank: int, start_call: int) -> Boot:
+    config, registry, platform = executor.config, executor.registry, executor.platform
+    return Boot(
+        config=_portable(config),
+        plugins=tuple(registry.resolved()),
+        platform=platform.name,
+        worker_class=registry.worker_class(config, platform),
+        model_runner=registry.model_runner_class(config, platform),
+        rank=rank,
+        local_rank=rank,
+        world_size=executor.world_size,
+        generation=executor.generation,
+        start_call=start_call,
+        devices=_devices(executor, rank),
+        log_level=logging.getLogger("hardpoint").getEffectiveLevel(),
+    )
+
+
+def _portable(config: Config) -> Config:
+    """Return the configuration as another process can have it: an executor class by its name."""
+    chosen = config.executor
+    if isinstance(chosen, type):
+        return evolve(config, executor=f"{chosen.__module__}:{chosen.__qualname__}")
+    return config
+
+
+def _devices(executor: Executor, rank: int) -> tuple[str, ...]:
+    """Return the devices that worker ``rank`` owns, of those that the configuration names."""
+    each = executor.placement.devices_per_worker
+    return tuple(executor.config.device.devices or ())[rank * each : (rank + 1) * each]
+
+
+def _cores(executor: Executor, settings: MultiprocSettings) -> list[list[int] | None]:
+    """Return the cores that each worker is kept on, None where it is left to the worker.
+
+    A platform that counts its workers' processors (``resources_per_worker["CPU"]``) binds them.
+    """
+    count = executor.world_size
+    if not settings.bind or count == 1 or "CPU" in executor.placement.resources_per_worker:
+        return [None] * count
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < count:
+        _logger.info("%d workers share %d cores, one thread each", count, len(cores))
+        return [None] * count
+    return [list(share) for share in shares_of(cores, count)]

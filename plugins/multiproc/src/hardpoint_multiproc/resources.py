@@ -1,0 +1,91 @@
+"""What an executor holds outside of itself, in one object that does not hold the executor."""
+
+from __future__ import annotations
+
+import time
+from typing import TypeVar
+
+from hardpoint.errors import ExecutorFailedError, HardpointError
+from hardpoint.rpc.calls import Call, CallTable
+from hardpoint.rpc.channel import DriverEnd
+from hardpoint.rpc.receiver import Receiver
+
+from hardpoint_multiproc.group import WorkerGroup
+from hardpoint_multiproc.nursery_process import NurseryProcess
+
+_T = TypeVar("_T")
+
+RELEASE_SECONDS = 1.0
+"""How long an abandoned executor's workers may take to end, at collection or interpreter exit."""
+
+LEAST_SECONDS = 0.2
+"""How long giving back may take even when the deadline has passed."""
+
+
+class Resources:
+    """Nursery, workers and channel of one executor. :meth:`release` is its finalizer."""
+
+    def __init__(self, calls: CallTable, generation: int, nursery: NurseryProcess) -> None:
+        self.calls = calls
+        self.generation = generation
+        self.nursery = nursery
+        self.group: WorkerGroup | None = None
+        self._end: DriverEnd | None = None
+        self._receiver: Receiver | None = None
+
+    def open(self, end: DriverEnd) -> None:
+        """Take the driver's end of the channel."""
+        self._end = end
+        self._receiver = Receiver(end, self.calls)
+
+    @property
+    def end(self) -> DriverEnd:
+        """The driver's end of the channel."""
+        return _there(self._end)
+
+    @property
+    def receiver(self) -> Receiver:
+        """Who takes replies from it."""
+        return _there(self._receiver)
+
+    @property
+    def workers(self) -> WorkerGroup:
+        """The workers."""
+        return _there(self.group)
+
+    def close(self, deadline: float) -> None:
+        """End the workers by ``deadline`` (monotonic s), then give everything back. Idempotent."""
+        if self.group is not None:
+            self.group.stop(deadline, lambda: self._ask(deadline))
+        if self._receiver is not None:
+            self._receiver.close()
+        left = max(LEAST_SECONDS, deadline - time.monotonic())
+        if self.group is not None:
+            self.group.close(left)
+        self.nursery.close(left)
+        if self._end is not None:
+            self._end.close()
+
+    def release(self) -> None:
+        """Close for an executor that was collected, or that the interpreter's end found running."""
+        self.close(time.monotonic() + RELEASE_SECONDS)
+        self.calls.fail_all(ExecutorFailedError("the executor was dropped without shutdown()"))
+
+    def _ask(self, deadline: float) -> None:
+        """Send the workers their last call."""
+        call = Call(
+            call_id=self.calls.next_id(),
+            generation=self.generation,
+            method="shutdown",
+            deadline=deadline,
+        )
+        try:
+            self.end.send(call)
+        except HardpointError:
+            return  # they are full of calls, or gone; signals follow
+
+
+def _there(part: _T | None) -> _T:
+    if part is None:
+        raise ExecutorFailedError("the workers were not started")
+    return part

@@ -1,0 +1,68 @@
+"""Where a worker's process becomes one, forked or plain."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from attrs import evolve
+from hardpoint.rpc import channel, encoding
+from hardpoint.rpc.control import ControlThread
+from hardpoint.rpc.process_life import end_with_parent, set_title
+from hardpoint.rpc.worker_process import run
+
+from hardpoint_multiproc import descriptors
+from hardpoint_multiproc.signals import STACK_SIGNAL
+
+
+def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> NoReturn:
+    """Be the worker of ``spec``, a child of process ``nursery``.
+
+    ``given`` are descriptors: the spec itself, the output, the control lane, the boot record, the
+    memory for stacks, the rendezvous if there is one, then those of the channel.
+    """
+    fds = [int(fd) for fd in given]
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    end_with_parent(nursery)
+    os.chdir(spec["cwd"])
+    sys.argv = spec["argv"]
+    set_title(spec["title"])
+    if spec["cores"] is not None:
+        os.sched_setaffinity(0, spec["cores"])
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    used, out, lane, boot, stacks, *rest = fds
+    os.close(used)
+    os.close(out)
+    rendezvous = rest.pop(0) if spec["rendezvous"] else None
+    faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True, chain=False)
+    faulthandler.enable(all_threads=True)
+    control = ControlThread(socket.socket(fileno=lane), spec["heartbeat"])
+    control.start()
+    control.stage("boot")
+    codec = encoding.PickleCodec()
+    orders = codec.decode(descriptors.contents(boot), "the worker's boot record")
+    os.close(boot)
+    if rendezvous is not None:
+        orders = evolve(orders, rendezvous=f"file:///proc/self/fd/{rendezvous}")
+    handle = channel.WorkerHandle(fds=tuple(rest), data=spec["channel"])
+    rank = spec["rank"]
+    code = run(orders, lambda: channel.attach(handle, rank, codec=codec), control)
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process now: what a nursery's libraries arranged for an interpreter's end is not a
+    worker's, and threads of libraries must not keep it.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue
+    os._exit(code)
