@@ -26,9 +26,11 @@ from hardpoint.config.problems import close, config_error
 from hardpoint.config.schema import Config
 from hardpoint.config.values import Text, table, text
 from hardpoint.records import Problem
+from hardpoint.rpc.faults import VARIABLE as FAULTS_VARIABLE
 
 CONFIG_VARIABLE = "HARDPOINT_CONFIG"
 DISABLE_VARIABLE = "HARDPOINT_DISABLE"
+_NO_KEYS = frozenset({CONFIG_VARIABLE, FAULTS_VARIABLE})
 MAX_FILE_BYTES = 1 << 20
 MAX_DEPTH = 16
 
@@ -147,7 +149,7 @@ def _read_text(path: Path) -> str:
 def _from_environment(environ: Mapping[str, str], problems: list[Problem]) -> list[Setting]:
     settings = []
     for variable, content in sorted(environ.items()):
-        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or not content:
+        if not variable.startswith(PREFIX) or variable in _NO_KEYS or not content:
             continue
         path = variable.removeprefix(PREFIX).lower().replace("__", ".")
         path = "plugins.disable" if variable == DISABLE_VARIABLE else path
