@@ -67,6 +67,8 @@ class Executor(WorkerCalls):
         self.platform = platform
         self.placement = platform.placement(config)
         self.generation = 0
+        self.clock: Callable[[], float] = time.monotonic
+        """By which deadlines are counted; a simulator has its own."""
         self.logger = logging.getLogger(f"hardpoint.executor.{type(self).__name__}")
         self.calls = CallTable()
         self._deadlines = Deadlines(self.calls.expire)
@@ -148,7 +150,7 @@ class Executor(WorkerCalls):
                 "a blocking call from the worker's own thread would wait for itself for ever; use "
                 "non_block=True there"
             )
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else self.clock() + timeout
         call = Call(
             call_id=self.calls.next_id(),
             generation=self.generation,
@@ -243,7 +245,7 @@ class Executor(WorkerCalls):
                 return
             self._closed = True
         try:
-            self.stop_workers(time.monotonic() + timeout)
+            self.stop_workers(self.clock() + timeout)
         finally:
             self._deadlines.close()
             self.calls.fail_all(ExecutorFailedError("the executor was shut down"))
