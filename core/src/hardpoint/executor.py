@@ -14,9 +14,8 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from attrs import evolve
 
@@ -32,11 +31,19 @@ if TYPE_CHECKING:
     from hardpoint.platform import Platform
     from hardpoint.records import LoadReport, WorkerHealth
     from hardpoint.registry import Registry
+    from hardpoint.rpc.receiver import Receiver
 
 HEALTH_TIMEOUT = 10.0
 SHUTDOWN_TIMEOUT = 10.0
 INTERRUPT_TIMEOUT = 0.5
 """Seconds for an orderly end when a start is interrupted (Ctrl-C): the prompt is awaited."""
+
+
+class Prepared(Protocol):
+    """What an executor began before it was built."""
+
+    def close(self) -> None:
+        """Give it back unused. Idempotent."""
 
 
 class Executor(WorkerCalls):
@@ -72,6 +79,10 @@ class Executor(WorkerCalls):
         self.logger = logging.getLogger(f"hardpoint.executor.{type(self).__name__}")
         self.calls = CallTable()
         self._deadlines = Deadlines(self.calls.expire)
+        self.receiver: Receiver | None = None
+        """Set by a backend whose callers take replies from a channel themselves."""
+        self.prepared: Prepared | None = None
+        """What :meth:`prepare` returned, for :meth:`start_workers` to use."""
         self.load_reports: tuple[LoadReport, ...] = ()
         self._failure: BaseException | None = None
         self._failure_callbacks: list[Callable[[BaseException], None]] = []
@@ -83,12 +94,35 @@ class Executor(WorkerCalls):
     # For the engine.
 
     @classmethod
-    def start(cls, config: Config, registry: Registry, platform: Platform) -> Self:
+    def prepare(cls, config: Config, registry: Registry, platform: Platform) -> Prepared | None:
+        """Begin what takes long and needs no more than is known so far; return at once.
+
+        Called by the engine as soon as it knows the platform and this class, while it still reads
+        the model's description: ``config`` has no description and no defaults yet. What it returns
+        is given to :meth:`start`, or closed if it does not come to that. Must not raise.
+        """
+        return None
+
+    @classmethod
+    def start(
+        cls,
+        config: Config,
+        registry: Registry,
+        platform: Platform,
+        prepared: Prepared | None = None,
+    ) -> Self:
         """Start the workers, take their devices and load the model; return a working executor.
 
-        Raises what the first failing rank raised (RemoteError); nothing is left running then.
+        ``prepared`` is what :meth:`prepare` returned; it is this executor's from now on. Raises
+        what the first failing rank raised (RemoteError); nothing is left running then.
         """
-        executor = cls(config, registry, platform)
+        try:
+            executor = cls(config, registry, platform)
+            executor.prepared = prepared
+        except BaseException:
+            if prepared is not None:
+                prepared.close()
+            raise
         try:
             executor.start_workers()
             executor.collective_rpc("init_device")
@@ -169,6 +203,8 @@ class Executor(WorkerCalls):
             raise
         if not non_block:
             return self._await(gather, deadline)
+        if self.receiver is not None:
+            self.receiver.watch()
         if deadline is not None:
             self._deadlines.add(deadline, call.call_id)
         return gather.future
@@ -332,8 +368,9 @@ class Executor(WorkerCalls):
             ) from self._failure
 
     def _await(self, gather: Gather, deadline: float | None) -> Any:
-        if deadline is not None:
-            done, _ = wait([gather.future], max(0.0, deadline - time.monotonic()))
-            if not done:
-                self.calls.expire(gather.call.call_id)
-        return gather.future.result()  # if the answer came at the last moment, it is the answer
+        receiver = self.receiver
+        ended = gather.wait(deadline) if receiver is None else receiver.wait(gather, deadline)
+        if not ended:
+            self.calls.expire(gather.call.call_id)
+            gather.wait(None)  # if the answer came at the last moment, it is the answer
+        return gather.result()

@@ -12,9 +12,10 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
+from time import monotonic
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import field, frozen
 
 from hardpoint.errors import CallTimeoutError, EncodingError, ExecutorFailedError
 from hardpoint.isolation import log_error, text_of
@@ -83,90 +84,149 @@ class Reply:
     failure: RemoteFailure | None = None
 
 
-@define(eq=False)
 class Gather:
-    """One call's answers on their way; ``future`` ends exactly once."""
+    """One call's answers on their way; it ends exactly once.
 
-    call: Call
-    world_size: int
-    future: Future[Any] = field(factory=Future)
-    acknowledged: set[int] = field(factory=set)
-    """Ranks that have replied; guarded by the table's lock."""
-    values: dict[int, Any] = field(factory=dict)
-    expired: bool = False
-    _ended: bool = False
-    _begun: bool = False
-    _lock: threading.Lock = field(factory=threading.Lock)
+    A caller that waits does so here or through a Receiver; ``future`` is made only for callers that
+    do not, as making one costs more than the rest of a short call.
+    """
+
+    __slots__ = (
+        "_begun", "_count", "_error", "_future", "_lock", "_value", "_values", "_waker",
+        "acknowledged", "call", "ended", "expired", "world_size",
+    )  # fmt: skip
+
+    def __init__(self, call: Call, world_size: int) -> None:
+        self.call = call
+        self.world_size = world_size
+        self.acknowledged: set[int] = set()
+        """Ranks that have replied; guarded by the table's lock."""
+        self.expired = False
+        self.ended = False
+        self._values: list[Any] = [None] * world_size
+        self._count = 0
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._begun = False
+        self._future: Future[Any] | None = None
+        self._waker: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def future(self) -> Future[Any]:
+        """The future of this call; always the same."""
+        with self._lock:
+            future = self._future
+            if future is None:
+                future = self._future = Future()
+                if self._begun:
+                    self._set_running(future)
+                ended = self.ended
+            else:
+                ended = False
+        if ended:
+            self._complete(future)
+        return future
+
+    @property
+    def over(self) -> bool:
+        """Whether the caller has its end: the call's own, or a cancelled future."""
+        future = self._future
+        return self.ended or (future is not None and future.done())
 
     def begin(self) -> bool:
         """Note that a worker starts on the call, from when it cannot be cancelled; False if it was
         cancelled.
         """
         with self._lock:
-            if self._ended or self._begun:
-                return not self.future.cancelled()
+            future = self._future
+            if self.ended or self._begun:
+                return future is None or not future.cancelled()
             self._begun = True
-            return self._set_running()
-
-    def _set_running(self) -> bool:
-        """Mark the future as running; False if it was cancelled."""
-        try:
-            done = self.future.done() and not self.future.cancelled()
-            return done or self.future.set_running_or_notify_cancel()
-        except RuntimeError:  # as below, in this very moment
-            return True
+            return future is None or self._set_running(future)
 
     def take(self, reply: Reply) -> None:
-        """Use one rank's answer; the first error, or the last answer, completes the future.
+        """Use one rank's answer; the first error, or the last answer, ends the call.
 
         What the answer's own code raises while it is rebuilt, be it SystemExit, is the error.
         """
-        name = self.call.name
-        try:
-            if reply.failure is not None:
-                self.finish(error=reply.failure.raised_by(reply.rank, name))
+        if reply.failure is not None:
+            self.finish(error=self._raised(reply))
+            return
+        parcel = reply.value
+        value = None
+        if parcel is not None:
+            try:
+                value = codec.unpack(parcel, f"result of {self.call.name!r}")
+            except BaseException as error:  # noqa: BLE001 - else nobody would end the call
+                self.finish(error=self._unusable(reply.rank, error))
                 return
-            parcel = reply.value
-            value = None if parcel is None else codec.unpack(parcel, f"result of {name!r}")
-        except EncodingError as error:
-            self.finish(error=error)
-            return
-        except BaseException as error:  # noqa: BLE001 - else nobody would end the call
-            wrong = EncodingError(
-                f"the answer of rank {reply.rank} to {name!r} cannot be used here: its own code "
-                f"raised {type(error).__name__}: {text_of(error)}"
-            )
-            wrong.__cause__ = error
-            self.finish(error=wrong)
-            return
         with self._lock:
-            self.values[reply.rank] = value
-            complete = len(self.values) == self.world_size
+            self._values[reply.rank] = value
+            self._count += 1
+            complete = self._count == self.world_size
         if complete:
             rank = self.call.reply_rank
-            if rank is None:
-                self.finish(value=[self.values[index] for index in range(self.world_size)])
-            else:
-                self.finish(value=self.values[rank])
+            self.finish(self._values if rank is None else self._values[rank])
 
     def finish(self, value: Any = None, error: BaseException | None = None) -> None:
-        """Complete the future, unless it was cancelled or is complete already.
+        """End the call, unless it has ended or its future was cancelled; wake who waits.
 
-        Its callbacks run here, on the thread of others; what they raise is logged.
+        The future's callbacks run here, on the thread of others; what they raise is logged.
         """
         with self._lock:
-            if self._ended:
+            if self.ended:
                 return
-            self._ended = True
+            self._value, self._error = value, error
+            self.ended = True
+            future, waker = self._future, self._waker
+        if future is not None:
+            self._complete(future)
+        if waker is not None:
+            waker()
+
+    def wake_by(self, waker: Callable[[], None]) -> bool:
+        """Have ``waker()`` called when the call ends; return True, without that, if it has ended.
+
+        One waits at a time: the last waker given is called.
+        """
+        with self._lock:
+            self._waker = waker
+            return self.ended
+
+    def wait(self, deadline: float | None) -> bool:
+        """Wait until the call has ended or ``deadline`` (monotonic s) has passed; return whether it
+        has ended. Somebody else delivers the replies.
+        """
+        if self.ended:
+            return True
+        done = threading.Lock()
+        done.acquire()
+        if not self.wake_by(done.release):
+            done.acquire(timeout=-1 if deadline is None else max(0.0, deadline - monotonic()))
+        return self.ended
+
+    def result(self) -> Any:
+        """Return the value of a call that has ended, or raise its error."""
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self = None  # type: ignore[assignment]  # noqa: PLW0642 - no cycle with its traceback
+        return self._value
+
+    def _complete(self, future: Future[Any]) -> None:
+        """Give ``future`` what the call ended with."""
+        with self._lock:
             if not self._begun:
                 self._begun = True
-                if not self._set_running():
+                if not self._set_running(future):
                     return
         try:
-            if error is None:
-                self.future.set_result(value)
+            if self._error is None:
+                future.set_result(self._value)
             else:
-                self.future.set_exception(error)
+                future.set_exception(self._error)
         except InvalidStateError:  # a caller completed its own future: that is its affair
             return
         except BaseException as raised:
@@ -175,6 +235,36 @@ class Gather:
                 raise  # Ctrl-C, of which only the main thread hears
             what = f"a callback of {self.call.name!r} raised, and those after it were not called"
             log_error(_logger, what, raised)
+
+    @staticmethod
+    def _set_running(future: Future[Any]) -> bool:
+        """Mark a future as running; False if it was cancelled."""
+        try:
+            done = future.done() and not future.cancelled()
+            return done or future.set_running_or_notify_cancel()
+        except RuntimeError:  # as above, in this very moment
+            return True
+
+    def _raised(self, reply: Reply) -> BaseException:
+        """Return the error that a worker's failure becomes here."""
+        failure = reply.failure
+        if failure is None:
+            raise ValueError("this reply is not a failure")
+        try:
+            return failure.raised_by(reply.rank, self.call.name)
+        except BaseException as error:  # noqa: BLE001 - as in take
+            return self._unusable(reply.rank, error)
+
+    def _unusable(self, rank: int, error: BaseException) -> EncodingError:
+        """Return the error of an answer whose own code failed here."""
+        if isinstance(error, EncodingError):
+            return error
+        wrong = EncodingError(
+            f"the answer of rank {rank} to {self.call.name!r} cannot be used here: its own code "
+            f"raised {type(error).__name__}: {text_of(error)}"
+        )
+        wrong.__cause__ = error
+        return wrong
 
 
 class CallTable:
@@ -250,7 +340,7 @@ class CallTable:
         with self._lock:
             gather = self._open.get(call_id)
             if gather is not None:
-                gather.expired = not gather.future.done()
+                gather.expired = not gather.over
                 missing = sorted(set(range(gather.world_size)) - gather.acknowledged)
         if gather is not None:
             call = gather.call
@@ -276,5 +366,4 @@ class CallTable:
     @property
     def pending(self) -> int:
         """How many calls are not acknowledged by every rank."""
-        with self._lock:
-            return len(self._open)
+        return len(self._open)

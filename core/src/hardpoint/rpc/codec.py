@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import pickle
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import cloudpickle  # type: ignore[import-untyped]
 from attrs import frozen
@@ -47,7 +47,26 @@ class Carried:
     value: Any
 
 
-Parcel = bytes | Carried
+@frozen
+class Encoded:
+    """A value as it travels: what :func:`encode_apart` made of it."""
+
+    data: bytes | memoryview
+    buffers: Sequence[memoryview] = ()
+
+
+@runtime_checkable
+class Foreign(Protocol):
+    """A parcel of another codec, which alone can open it."""
+
+    def unpack(self, where: str) -> Any:
+        """Return the value; raise EncodingError."""
+
+
+Parcel = bytes | Carried | Encoded | Foreign
+
+OUT_OF_BAND = 65536
+"""Bytes from which a buffer inside a value (an array's, say) travels apart, without a copy."""
 
 
 def encode(value: object, where: str) -> bytes:
@@ -58,20 +77,61 @@ def encode(value: object, where: str) -> bytes:
     try:
         data: bytes = cloudpickle.dumps(value, protocol=5)
     except Exception as error:
-        path, offender = _find_offender(value, where)
-        raise EncodingError(
-            f"{path} cannot be sent between driver and worker: {type(offender).__qualname__} "
-            f"is not encodable ({_one_line(error)}). Send plain data instead."
-        ) from error
+        raise _refusal(value, where, error) from error
     return data
 
 
-def decode(data: bytes, where: str) -> Any:
+def _refusal(value: object, where: str, error: Exception) -> EncodingError:
+    path, offender = _find_offender(value, where)
+    return EncodingError(
+        f"{path} cannot be sent between driver and worker: {type(offender).__qualname__} "
+        f"is not encodable ({_one_line(error)}). Send plain data instead."
+    )
+
+
+def encode_apart(value: object, where: str) -> Encoded:
+    """Encode any value, its large buffers apart and uncopied; called by whoever sends to another
+    process. Raises EncodingError as :func:`encode`.
+    """
+    buffers: list[memoryview] = []
+
+    def stays(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not contiguous: it is copied into the stream
+            return True
+        if raw.nbytes < OUT_OF_BAND:
+            return True
+        buffers.append(raw)
+        return False
+
+    try:
+        data = pickle.dumps(value, 5, buffer_callback=stays)
+        if not _means_main(data):
+            return Encoded(data, buffers)
+    except Exception:  # noqa: BLE001 - whatever it is, the thorough way tells
+        data = b""
+    buffers.clear()
+    try:
+        data = cloudpickle.dumps(value, protocol=5, buffer_callback=stays)
+    except Exception as error:
+        raise _refusal(value, where, error) from error
+    return Encoded(data, buffers)
+
+
+def _means_main(data: bytes) -> bool:
+    """Whether the fast pickler may have named something of ``__main__``, which is another module in
+    another process; by-value registration is for cloudpickle to honour too.
+    """
+    return b"__main__" in data or bool(cloudpickle.list_registry_pickle_by_value())
+
+
+def decode(data: bytes | memoryview, where: str, buffers: Sequence[memoryview] = ()) -> Any:
     """Decode what :func:`encode` made; raise EncodingError if its own code fails to rebuild it,
     by whatever exception.
     """
     try:
-        return pickle.loads(data)  # noqa: S301 - bytes of our own local channel only
+        return pickle.loads(data, buffers=buffers)  # noqa: S301 - bytes of our own local channel only
     except BaseException as error:
         raise EncodingError(
             f"{where} was sent but cannot be rebuilt here ({_one_line(error)}). Its class must be "
@@ -84,9 +144,18 @@ def pack(value: object, where: str) -> Parcel:
     return Carried(value) if _immutable(value) else encode(value, where)
 
 
+def carry(value: object, where: str) -> Carried:
+    """Hand a value to a channel's end of this process, which encodes it itself."""
+    return Carried(value)
+
+
 def unpack(parcel: Parcel, where: str) -> Any:
     """Return the value in a parcel of :func:`pack`."""
-    return parcel.value if type(parcel) is Carried else decode(parcel, where)  # type: ignore[arg-type]
+    if type(parcel) is Carried:
+        return parcel.value
+    if type(parcel) is Encoded:
+        return decode(parcel.data, where, parcel.buffers)
+    return decode(parcel, where) if type(parcel) is bytes else parcel.unpack(where)  # type: ignore[union-attr]
 
 
 def pack_arguments(

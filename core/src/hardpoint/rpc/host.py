@@ -77,16 +77,18 @@ class WorkerHost:
                 claim.release()
             raise
 
-    def handle(self, call: PackedCall) -> Reply:
+    def handle(
+        self, call: PackedCall, pack: Callable[[Any, str], codec.Parcel] = codec.pack
+    ) -> Reply:
         """Run one call and acknowledge it, with its value if this rank was asked for one. Never
-        raises.
+        raises. ``pack`` is :func:`hardpoint.rpc.codec.carry` where a channel's end encodes.
         """
         rank = self.context.rank
         self._busy_since = time.monotonic()
         try:
             value = self._run(call)
             if call.reply_rank is None or call.reply_rank == rank:
-                packed: codec.Parcel | None = codec.pack(value, f"result of {call.name!r}")
+                packed: codec.Parcel | None = pack(value, f"result of {call.name!r}")
             else:
                 packed = None
             return Reply(call_id=call.call_id, rank=rank, generation=call.generation, value=packed)

@@ -1,0 +1,67 @@
+"""How values become bytes and back: the seam between channels and codecs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hardpoint.errors import EncodingError
+from hardpoint.rpc import codec
+
+if TYPE_CHECKING:
+    from hardpoint.config import Config
+    from hardpoint.rpc.calls import Call
+
+Buffer = bytes | memoryview
+
+
+class Codec(ABC):
+    """Encodes what a channel carries. Stateless; any thread."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def encode(self, value: object, where: str) -> codec.Encoded:
+        """Encode a value; raise EncodingError naming the path to what cannot be."""
+
+    def encode_call(self, call: Call) -> codec.Encoded:
+        """Encode what a call carries: (method, args, kwargs). Raises EncodingError."""
+        try:
+            return self.encode((call.method, call.args, call.kwargs), "the call")
+        except EncodingError as error:
+            parts = ((f"method of {call.name!r}", call.method), ("args", call.args))
+            for where, part in (*parts, ("kwargs", call.kwargs)):
+                self.encode(part, where)
+            raise EncodingError(f"the call of {call.name!r} cannot be sent: {error}") from error
+
+    @abstractmethod
+    def parcel(self, data: Buffer, buffers: Sequence[memoryview]) -> codec.Parcel:
+        """Return what arrived, as a parcel to be unpacked by whoever uses it."""
+
+    @abstractmethod
+    def decode(self, data: Buffer, where: str) -> Any:
+        """Decode one piece of bytes at once; raise EncodingError."""
+
+
+class PickleCodec(Codec):
+    """Anything at all, for this host's own workers (``rpc.pickle = "local"``)."""
+
+    name: ClassVar[str] = "pickle"
+
+    def encode(self, value: object, where: str) -> codec.Encoded:
+        """Encode a value, functions included; large buffers are set aside, uncopied."""
+        return codec.encode_apart(value, where)
+
+    def parcel(self, data: Buffer, buffers: Sequence[memoryview]) -> codec.Parcel:
+        """Wrap what :meth:`encode` made."""
+        return codec.Encoded(data, buffers)
+
+    def decode(self, data: Buffer, where: str) -> Any:
+        """Decode what :meth:`encode` made."""
+        return codec.decode(data, where)
+
+
+def codec_of(config: Config) -> Codec:
+    """Return the codec that ``rpc.pickle`` asks for."""
+    return PickleCodec()

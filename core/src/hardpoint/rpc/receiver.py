@@ -1,0 +1,140 @@
+"""Who takes replies from a channel: the thread that waits for them, or, for calls that nobody waits
+for, a thread that sleeps until one comes.
+
+A caller that waits takes the *turn*: it alone reads replies, delivers whatever arrives, and no
+other thread is involved. While calls are open and nobody has the turn, the next reply wakes the
+thread. So: whoever leaves the turn arms the channel for the thread if calls are open, and looks
+again; and the thread, woken while a caller has the turn, leaves all to it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from hardpoint.rpc.channel import CALLER, NOBODY, THREAD, DriverEnd
+
+if TYPE_CHECKING:
+    from hardpoint.rpc.calls import CallTable, Gather
+
+
+class Receiver:
+    """Delivers the replies of one channel to one call table. Belongs to one executor."""
+
+    def __init__(self, end: DriverEnd, table: CallTable) -> None:
+        self._end = end
+        self._table = table
+        self._turn = threading.Lock()
+        self._owner = 0
+        self._closed = False
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def wait(self, gather: Gather, deadline: float | None) -> bool:
+        """Wait until ``gather`` has ended or ``deadline`` (monotonic s) has passed; return whether
+        it has ended. Called by any thread; delivers other calls' replies too.
+        """
+        me = threading.get_ident()
+        if self._owner != me:
+            if self._closed or not self._turn.acquire(blocking=False):
+                self._ask_thread()
+                return gather.wait(deadline)
+            self._owner = me
+            try:
+                ended = self._poll(gather, deadline)
+            finally:
+                self._owner = 0
+                self._leave()
+            return ended or gather.wait(deadline)
+        return self._poll(gather, deadline)  # from a callback that this thread delivers
+
+    def watch(self) -> None:
+        """Have the thread take replies while nobody waits; called after a call was sent without
+        waiting for it.
+        """
+        self._ask_thread()
+        if self._turn.acquire(blocking=False):
+            self._leave()
+
+    def close(self) -> None:
+        """End the thread, and have callers that wait leave the channel alone; they go on to wait
+        for what the call table says. Idempotent; then the driver's end can be closed.
+        """
+        self._closed = True
+        self._end.wake(CALLER)
+        self._end.wake(THREAD)
+        me = threading.current_thread()
+        with self._starting:
+            thread = self._thread
+        if thread is not None and thread is not me:
+            thread.join()
+        if self._owner != me.ident:
+            with self._turn:
+                pass
+
+    def _poll(self, gather: Gather, deadline: float | None) -> bool:
+        end, deliver = self._end, self._table.deliver
+        end.arm(NOBODY)
+        spin_until = time.monotonic() + end.spin_s
+        while True:
+            for reply in end.replies():
+                deliver(reply)
+            if gather.ended:
+                return True
+            now = time.monotonic()
+            if self._closed or (deadline is not None and now >= deadline):
+                return False
+            if now < spin_until:
+                os.sched_yield()
+                continue
+            if gather.wake_by(self._wake_caller):
+                return True
+            end.arm(CALLER)
+            if not end.ready():
+                end.sleep(CALLER, None if deadline is None else deadline - now)
+            end.arm(NOBODY)
+
+    def _wake_caller(self) -> None:
+        self._end.wake(CALLER)
+
+    def _leave(self) -> None:
+        """Give the turn back; see that somebody looks after calls that are still open."""
+        end, table, turn = self._end, self._table, self._turn
+        while True:
+            awaited = bool(table.pending) and not self._closed
+            if awaited:
+                self._ask_thread()
+                end.arm(THREAD)
+            turn.release()
+            if self._closed or not table.pending:
+                return
+            if awaited:
+                if end.ready():  # it came before the flag, and its sender woke nobody
+                    end.wake(THREAD)
+                return
+            if not turn.acquire(blocking=False):  # whoever has it leaves it in the same way
+                return
+
+    def _ask_thread(self) -> None:
+        if self._thread is None and not self._closed:
+            with self._starting:
+                if self._thread is None and not self._closed:
+                    self._thread = threading.Thread(
+                        target=self._serve, name="hardpoint-replies", daemon=True
+                    )
+                    self._thread.start()
+
+    def _serve(self) -> None:
+        end = self._end
+        while not self._closed:
+            end.sleep(THREAD, None)
+            if self._closed or not self._turn.acquire(blocking=False):
+                continue  # a caller has the turn: it looks again when it leaves
+            try:
+                replies = [] if self._closed else end.replies()
+            finally:
+                self._leave()
+            for reply in replies:
+                self._table.deliver(reply)

@@ -1,0 +1,46 @@
+"""Waking a process that sleeps, and only one that sleeps.
+
+Who is about to sleep raises a flag in shared memory, passes a full fence, looks again, and blocks
+on an eventfd. Who has written passes a fence too and looks at the flag; so at least one sees the
+other. Should a wake-up be lost all the same, every sleep ends after SAFETY_S.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+
+SAFETY_S = 1.0
+
+
+def make_event() -> int:
+    """Return a new eventfd that does not block."""
+    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+
+class Event:
+    """An eventfd to sleep on and to wake by. Several may wake; one thread sleeps."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+
+    def wake(self) -> None:
+        """Let the sleeper go on."""
+        with contextlib.suppress(BlockingIOError):  # the count is full: awake it is
+            os.eventfd_write(self.fd, 1)
+
+    def sleep(self, timeout: float | None) -> None:
+        """Sleep until woken, for ``timeout`` seconds, or SAFETY_S, whichever is least."""
+        seconds = SAFETY_S if timeout is None else min(timeout, SAFETY_S)
+        if self._poll.poll(max(0.0, seconds) * 1000):
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.fd)
+
+    def close(self) -> None:
+        """Close the descriptor. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

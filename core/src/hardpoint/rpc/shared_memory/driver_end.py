@@ -1,0 +1,189 @@
+"""The driver's end of the shared-memory channel."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from hardpoint.errors import CallTimeoutError, EncodingError
+from hardpoint.rpc.calls import Call, Reply
+from hardpoint.rpc.channel import (
+    CALLER,
+    THREAD,
+    ChannelClosedError,
+    DriverEnd,
+    WorkerHandle,
+)
+from hardpoint.rpc.encoding import Codec
+from hardpoint.rpc.failures import RemoteFailure
+from hardpoint.rpc.shared_memory.bell import Event, make_event
+from hardpoint.rpc.shared_memory.ends import (
+    ARENA,
+    CALL_RING,
+    REPLY_RING,
+    call_layout,
+    reply_layout,
+    short_name,
+)
+from hardpoint.rpc.shared_memory.images import Part
+from hardpoint.rpc.shared_memory.layout import CALL, CLOSED, DRIVER_SLEEPS, FAILURE, VALUE
+from hardpoint.rpc.shared_memory.memory import Fence, Memory
+from hardpoint.rpc.shared_memory.ring_reader import RingReader
+from hardpoint.rpc.shared_memory.ring_writer import RingWriter
+
+
+class SharedDriverEnd(DriverEnd):
+    """One broadcast ring and a reply ring for each worker."""
+
+    def __init__(self, world_size: int, spin_s: float, codec: Codec) -> None:
+        self.spin_s = spin_s
+        self._codec = codec
+        self._data = {
+            "kind": "shared_memory",
+            "world_size": world_size,
+            "spin_s": spin_s,
+            "call_ring": CALL_RING,
+            "reply_ring": REPLY_RING,
+            "arena": ARENA,
+        }
+        self._memories: list[Memory] = []
+        self._events: list[Event] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._armed = 0
+        try:
+            self._open(world_size)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, world_size: int) -> None:
+        layout = call_layout(self._data)
+        calls = self._memory(layout.size)
+        self._caller, self._thread, room = (self._event() for _ in range(3))
+        self._workers = [self._event() for _ in range(world_size)]
+        self._words = calls.words
+        self._sleeps = [(layout.sleeps(rank), self._workers[rank]) for rank in range(world_size)]
+        self._writer = RingWriter(calls, layout, room, self.spin_s, self._wake_workers)
+        self._fence = Fence()
+        replies = reply_layout(self._data)
+        self._readers = [
+            RingReader(self._memory(replies.size), replies, 0, self._workers[rank], self._reply)
+            for rank in range(world_size)
+        ]
+        self._heads = [reader.ready for reader in self._readers]
+
+    def worker_handle(self, rank: int) -> WorkerHandle:
+        """Return what worker ``rank`` attaches with: six descriptors, and sizes."""
+        calls, replies = self._memories[0], self._memories[1 + rank]
+        caller, thread, room = self._events[:3]
+        fds = (calls.fd, replies.fd, self._workers[rank].fd, caller.fd, thread.fd, room.fd)
+        return WorkerHandle(fds=fds, data=self._data)
+
+    def send(self, call: Call) -> None:
+        """Write the call once, for all workers."""
+        encoded = self._codec.encode_call(call)
+        deadline = call.deadline
+        if not self._lock.acquire(timeout=-1 if deadline is None else _left(deadline)):
+            raise CallTimeoutError(f"{call.name!r} could not be sent in time: others are waiting")
+        try:
+            if self._closed:
+                raise ChannelClosedError(f"{call.name!r} was not sent: the channel is closed")
+            rank = -1 if call.reply_rank is None else call.reply_rank
+            self._writer.put(
+                CALL,
+                short_name(call.name),
+                (call.call_id, call.generation, rank),
+                encoded.data,
+                encoded.buffers,
+                deadline,
+            )
+        finally:
+            self._lock.release()  # a full fence, too: what follows reads after the call is visible
+        self._wake_workers()
+
+    def replies(self) -> list[Reply]:
+        """Return what is in the reply rings."""
+        found = []
+        for reader in self._readers:
+            while (reply := reader.take()) is not None:
+                found.append(reply)
+        return found
+
+    def ready(self) -> bool:
+        """Whether any reply ring has a frame."""
+        return any(ready() for ready in self._heads)
+
+    def arm(self, who: int) -> None:
+        """Write who sleeps, and a number that is new each time: a worker rings once for each."""
+        self._armed += 4
+        self._words[DRIVER_SLEEPS] = self._armed | who
+        if who:
+            self._fence()
+
+    def sleep(self, who: int, timeout: float | None) -> None:
+        """Sleep on the event of ``who``."""
+        (self._caller if who == CALLER else self._thread).sleep(timeout)
+
+    def wake(self, who: int) -> None:
+        """Ring the event of ``who``."""
+        (self._thread if who == THREAD else self._caller).wake()
+
+    def close(self) -> None:
+        """Tell the workers and give everything back."""
+        if not self._closed and self._memories:
+            self._memories[0].words[CLOSED] = 1  # first of all: a sender may wait for room
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for event in self._events:
+            event.wake()
+        for reader in getattr(self, "_readers", ()):
+            reader.close()
+        for memory in self._memories:
+            memory.close()
+        for event in self._events:
+            event.close()
+
+    def _wake_workers(self) -> None:
+        words = self._words
+        for sleeps, worker in self._sleeps:
+            if words[sleeps]:
+                words[sleeps] = 0
+                worker.wake()
+
+    def _reply(
+        self, kind: int, name: bytes, call_id: int, generation: int, rank: int, data: Part,
+        buffers: Sequence[memoryview],
+    ) -> Reply:  # fmt: skip
+        if kind == VALUE:
+            value = self._codec.parcel(data, buffers)
+            return Reply(call_id=call_id, rank=rank, generation=generation, value=value)
+        failure = None if kind != FAILURE else _failure(self._codec, data)
+        return Reply(call_id=call_id, rank=rank, generation=generation, failure=failure)
+
+    def _memory(self, size: int) -> Memory:
+        memory = Memory.create(size)
+        self._memories.append(memory)
+        return memory
+
+    def _event(self) -> Event:
+        event = Event(make_event())
+        self._events.append(event)
+        return event
+
+
+def _failure(codec: Codec, data: Part) -> RemoteFailure:
+    try:
+        found = codec.decode(data, "a worker's failure")
+    except EncodingError as error:
+        return RemoteFailure.of(error)
+    if isinstance(found, RemoteFailure):
+        return found
+    return RemoteFailure(type_name="unknown", message=f"{found!r:.200}", traceback="")
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())

@@ -1,0 +1,66 @@
+"""Where everything lies in a ring's memory, as 64-bit word indices and byte offsets.
+
+First control words, each writer's on cache lines of its own; then the ring of frames; then an arena
+for large messages, whose pages are touched only when used.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from attrs import field, frozen
+
+from hardpoint.rpc.shared_memory.memory import PAGE
+
+HEAD, WRITER_WAITS, CLOSED, DRIVER_SLEEPS = 0, 8, 16, 24
+_READERS, _PER_READER = 32, 16
+SLOTS = 64
+"""Large messages that can be held at once; more of them stream through the ring."""
+
+FRAME = struct.Struct("<IBBHQIiIIQ")
+"""Length of the frame, storage, kind, bytes of the name, call id, generation, rank, parts, bytes of
+payload (or slot), and the slot's use (or bytes of the whole image).
+"""
+SLAB = struct.Struct("<QQ")
+"""Of a message in the arena: offset and bytes of its image."""
+ALIGN = 64
+INLINE, SLABBED, FRAGMENT, PAD = 1, 2, 3, 4
+CONTINUED, CALL, NOTHING, VALUE, FAILURE = 0, 1, 2, 3, 4
+"""Kinds of frames; CONTINUED is a further fragment."""
+LONGEST_NAME = 512
+
+
+@frozen(kw_only=True)
+class RingLayout:
+    """One writer, ``readers`` readers; ``capacity`` bytes of ring (a power of two) and ``arena``
+    bytes for large messages.
+    """
+
+    readers: int
+    capacity: int
+    arena: int
+    slots: int = field(init=False)
+    ring_at: int = field(init=False)
+    arena_at: int = field(init=False)
+    size: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        slots = _READERS + self.readers * _PER_READER
+        words = slots + SLOTS * (1 + self.readers)
+        ring_at = -(-words * 8 // PAGE) * PAGE
+        object.__setattr__(self, "slots", slots)
+        object.__setattr__(self, "ring_at", ring_at)
+        object.__setattr__(self, "arena_at", ring_at + self.capacity)
+        object.__setattr__(self, "size", ring_at + self.capacity + self.arena)
+
+    def tail(self, reader: int) -> int:
+        """Word: how far ``reader`` has read."""
+        return _READERS + reader * _PER_READER
+
+    def sleeps(self, reader: int) -> int:
+        """Word: whether ``reader`` is to be woken."""
+        return _READERS + reader * _PER_READER + 8
+
+    def released(self, slot: int, reader: int) -> int:
+        """Word: the last use of ``slot`` that ``reader`` has no view of any more."""
+        return self.slots + slot * (1 + self.readers) + 1 + reader
