@@ -116,6 +116,15 @@ class Worker(ABC):
         """
         return
 
+    def end_collectives(self) -> None:
+        """Release this rank, and its peers where they can be reached, from exchanges that will
+        never be complete: a peer has failed or is gone.
+
+        Called by the process that hosts the worker, at any stage and **from another thread** than
+        the one that makes all other calls; must return at once. The work in progress then raises.
+        """
+        return
+
     @abstractmethod
     def get_model_runner(self) -> ModelRunner:
         """Return the model runner (for worker methods registered by plugins, and for

@@ -34,6 +34,8 @@ from hardpoint_runtime.loading import load_into, open_weights
 from hardpoint_runtime.memory.kv_cache import KVCache
 from hardpoint_runtime.models import build_model
 from hardpoint_runtime.operations import resolve as resolve_operations
+from hardpoint_runtime.parallel.pipeline import StageLine
+from hardpoint_runtime.parallel.seat import ALONE, Seat
 from hardpoint_runtime.sampling.batch import build_sampling_batch
 from hardpoint_runtime.sampling.columns import SAMPLING_COLUMNS
 from hardpoint_runtime.sampling.sampler import Sampler
@@ -72,7 +74,9 @@ class TorchModelRunner(ModelRunner):
     """Executes steps of one torch model on one rank.
 
     Built by ``TorchWorker.make_model_runner`` after ``init_device``. Attributes for plugins:
-    ``device``, ``operations``, ``model``, ``requests``, ``kv_cache``, ``sampler``.
+    ``device``, ``seat`` (set by the worker before ``load_model``), ``operations``, ``model``,
+    ``requests``, ``kv_cache``, ``sampler``. Of several tensor shards each samples, from the same
+    logits with the same draws; of several pipeline stages the last.
     """
 
     def __init__(
@@ -93,20 +97,23 @@ class TorchModelRunner(ModelRunner):
         self.requests: Requests | None = None
         self.builders: tuple[AttentionMetadataBuilder, ...] = ()
         self.sampler: Sampler | None = None
-        self._waiting: WaitingStep | None = None
+        self.seat: Seat = ALONE
+        self.line: StageLine | None = None
+        self._waiting: dict[int, WaitingStep] = {}
 
     # Collaborators: override one to change a part.
 
     def make_operations(self) -> Operations:
         """Resolve the named operations for this platform and model, once."""
         description, cache = self.description, self.config.cache
+        heads = self.seat.heads(description)
         needs = {
             "dtype": self.config.model.dtype,
             "kv_cache_dtype": self._kv_cache_dtype(),
             "block_size": cache.block_size,
             "head_size": description.head_size,
-            "num_heads": description.num_heads,
-            "num_kv_heads": description.num_kv_heads,
+            "num_heads": heads.query.size,
+            "num_kv_heads": heads.kv.size,
         }
         return resolve_operations(self.registry, self.platform.name, needs)
 
@@ -119,6 +126,7 @@ class TorchModelRunner(ModelRunner):
             self.dtype,
             registry=self.registry,
             platform_name=self.platform.name,
+            seat=self.seat,
         )
 
     def load_weights(self, model: LanguageModel) -> None:
@@ -180,6 +188,8 @@ class TorchModelRunner(ModelRunner):
         model = self.make_model(self.operations)
         self.load_weights(model)
         self.model = model
+        if self.seat.pipeline is not None:
+            self.line = StageLine(self.seat.pipeline, self.dtype)
         self.device.synchronize()
         held = {
             tensor.data_ptr(): tensor.numel() * tensor.element_size()
@@ -220,7 +230,8 @@ class TorchModelRunner(ModelRunner):
                 lengths,
                 layers=PROFILED_LAYERS,
             )
-            dummy_sampling(self, self.make_sampler(), rows)
+            if self.seat.is_last_stage:
+                dummy_sampling(self, self.make_sampler(), rows)
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the cache, and build what depends on its shape."""
@@ -242,7 +253,8 @@ class TorchModelRunner(ModelRunner):
         with self.device.inference():
             for lengths in ([1], [1] * rows, [min(16, self.max_model_len)]):
                 dummy_forward(self, self.kv_cache, self.builders, lengths)
-            dummy_sampling(self, self.sampler, rows)
+            if self.seat.is_last_stage:
+                dummy_sampling(self, self.sampler, rows)
         self.device.synchronize()
         return WarmUpReport(language_s=time.perf_counter() - started)
 
@@ -257,7 +269,8 @@ class TorchModelRunner(ModelRunner):
     def close(self) -> None:
         """Drop the model, the cache and the requests."""
         self.model = self.kv_cache = self.requests = self.sampler = None
-        self.operations = self._waiting = None
+        self.operations = self.line = None
+        self._waiting.clear()
         self.builders = ()
 
     # One step.
@@ -287,20 +300,20 @@ class TorchModelRunner(ModelRunner):
             forward=time.perf_counter() - prepared,
         )
         if plan.defer_sampling:
-            self._waiting = step
+            self._waiting[plan.step_id] = step
             return StepTicket(step_id=plan.step_id, generation=plan.generation)
         return self.finish(step, None)
 
     def sample_tokens(self, ticket: StepTicket, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         """Choose the tokens of the step that waits. Raises LifecycleError if it is another one."""
-        step = self._waiting
-        if step is None or (step.step_id, step.generation) != (ticket.step_id, ticket.generation):
-            waiting = "none" if step is None else f"step {step.step_id}"
+        step = self._waiting.get(ticket.step_id)
+        if step is None or step.generation != ticket.generation:
+            waiting = ", ".join(f"step {number}" for number in self._waiting) or "none"
             raise LifecycleError(
                 f"sample_tokens: step {ticket.step_id} does not wait for sampling (waiting: "
                 f"{waiting})"
             )
-        self._waiting = None
+        del self._waiting[ticket.step_id]
         return self.finish(step, grammar)
 
     def apply(self, plan: SchedulerOutput) -> None:
@@ -330,7 +343,9 @@ class TorchModelRunner(ModelRunner):
         return build_inputs(self.requests, order, [plan.num_tokens[req_id] for req_id in order])
 
     def forward(self, inputs: BatchInputs, plan: SchedulerOutput) -> torch.Tensor | None:
-        """Run the model; return the logits [m, V] of the rows to sample, None for no such row."""
+        """Run the model; return the logits [m, V] of the rows to sample, None for no such row, or
+        where another pipeline stage has them.
+        """
         if self.kv_cache is None:
             self._missing("execute_model", "initialize_kv_cache")
         model = self.get_model()
@@ -347,8 +362,11 @@ class TorchModelRunner(ModelRunner):
             rows = None
             if len(inputs.logits_rows) < inputs.num_tokens:
                 rows = self.device.to_device(inputs.logits_rows, torch.int64)
-            hidden = model(token_ids, positions, context, rows)
-            if not len(inputs.logits_rows):
+            if self.line is None:
+                hidden = model(token_ids, positions, context, rows)
+            else:
+                hidden = self.line.run(model, token_ids, positions, context, rows)
+            if hidden is None or not len(inputs.logits_rows):
                 return None
             return model.compute_logits(hidden)
 
@@ -424,17 +442,18 @@ class TorchModelRunner(ModelRunner):
         return self.config.model.dtype if dtype == "auto" else dtype
 
     def _abandon_waiting(self, plan: SchedulerOutput) -> None:
-        """A step that waits for sampling may only be left behind if all its requests are gone."""
-        step = self._waiting
-        if step is None:
-            return
-        alive = set(step.inputs.req_ids if step.inputs else ()) - plan.finished
-        if alive:
-            raise LifecycleError(
-                f"step {step.step_id} waits for sample_tokens (requests {sorted(alive)}); step "
-                f"{plan.step_id} cannot run before it"
-            )
-        self._waiting = None
+        """Steps that wait for sampling may only be left behind if all their requests are gone; as
+        many as there are pipeline stages may wait, each for requests of its own.
+        """
+        for step in tuple(self._waiting.values()):
+            alive = set(step.inputs.req_ids if step.inputs else ()) - plan.finished
+            if not alive:
+                del self._waiting[step.step_id]
+            elif len(self._waiting) >= self.seat.topology.pipeline or alive & set(plan.num_tokens):
+                raise LifecycleError(
+                    f"step {step.step_id} waits for sample_tokens (requests {sorted(alive)}); step "
+                    f"{plan.step_id} cannot run before it"
+                )
 
     def _missing(self, method: str, step: str) -> NoReturn:
         raise LifecycleError(f"{method} was called before {step}")

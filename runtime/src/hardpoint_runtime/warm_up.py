@@ -68,12 +68,18 @@ def dummy_forward(
         cancelled=_after(layers, runner.context.cancelled),
     )
     token_ids = runner.device.to_device(np.zeros(total, dtype=np.int64), torch.int64)
+    model = runner.get_model()
     with entered(context):
         try:
-            hidden = runner.get_model()(
-                token_ids, runner.device.to_device(positions, torch.int64), context
+            hidden = model(
+                token_ids,
+                runner.device.to_device(positions, torch.int64),
+                context,
+                None,
+                _carried(runner, total),
             )
-            runner.get_model().compute_logits(hidden[-len(lengths) :])
+            if runner.seat.is_last_stage:
+                model.compute_logits(hidden[-len(lengths) :])
         except CancelledStepError:
             if layers is None or runner.context.cancelled():
                 raise
@@ -96,6 +102,17 @@ def dummy_sampling(runner: TorchModelRunner, sampler: Sampler, rows: int) -> Non
         )
         asks = tuple(LogprobAsk(row=row, count=1) for row in range(rows))
         sampler.sample(logits, SamplingBatch(num_rows=rows, draws=draws, logprobs=asks))
+
+
+def _carried(runner: TorchModelRunner, num_tokens: int) -> dict[str, torch.Tensor] | None:
+    """Return zeros in place of what the pipeline stage before would send."""
+    if runner.seat.is_first_stage:
+        return None
+    shapes = runner.get_model().carried_shapes(num_tokens)
+    return {
+        name: torch.zeros(shape, dtype=runner.dtype, device=runner.device.device)
+        for name, shape in shapes.items()
+    }
 
 
 def _after(layers: int | None, cancelled: Callable[[], bool]) -> Callable[[], bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
@@ -13,6 +14,7 @@ from hardpoint.worker import Worker
 
 from hardpoint_runtime.device import DeviceOps, TorchDeviceOps
 from hardpoint_runtime.model_runner import TorchModelRunner
+from hardpoint_runtime.parallel.seat import ALONE, Seat, take_seat
 
 if TYPE_CHECKING:
     from hardpoint.kv_cache import KVCacheConfig, KVCacheSpec
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
         SchedulerOutput,
         StepTicket,
     )
-    from hardpoint.records import LoadReport, WarmUpReport
+    from hardpoint.platform import Platform
+    from hardpoint.records import LoadReport, WarmUpReport, WorkerContext
+    from hardpoint.registry import Registry
 
 _logger = logging.getLogger("hardpoint.worker")
 
@@ -30,13 +34,18 @@ _logger = logging.getLogger("hardpoint.worker")
 class TorchWorker(Worker):
     """One rank on a torch device. Platforms subclass it to make their DeviceOps.
 
-    After ``init_device``: ``device``, ``model_runner``, and ``budget``, the bytes that this rank
-    may hold in all.
+    After ``init_device``: ``device``, ``seat`` (what this rank holds of the model, and its peers),
+    ``model_runner``, and ``budget``, the bytes that this rank may hold in all.
     """
 
     device: DeviceOps | None = None
+    seat: Seat = ALONE
     model_runner: TorchModelRunner | None = None
     budget: int = 0
+
+    def __init__(self, context: WorkerContext, platform: Platform, registry: Registry) -> None:
+        super().__init__(context, platform, registry)
+        self._collectives_ended = threading.Event()
 
     # Collaborators: override one to change a part.
 
@@ -51,17 +60,15 @@ class TorchWorker(Worker):
         """
         runner_class = resolve_class(self.model_runner_class, TorchModelRunner)
         runner: TorchModelRunner = runner_class(self.context, self.platform, self.registry, device)
+        runner.seat = self.seat
         return runner
 
     def join_group(self) -> None:
-        """Join the process groups of this rank, before memory is measured: collectives hold some.
+        """Join the groups of this rank, before memory is measured: collectives hold some.
 
-        A single worker has none. Called by ``init_device``.
+        Called by ``init_device``; returns when all their members have joined.
         """
-        if self.context.world_size > 1:
-            from hardpoint.capabilities import Capability
-
-            self._unsupported(Capability.TENSOR_PARALLEL)
+        self.seat = take_seat(self.context, self._device("join_group"), self._collectives_ended)
 
     # The life of a worker, in order.
 
@@ -126,8 +133,14 @@ class TorchWorker(Worker):
         """Drop everything that this rank holds."""
         if self.model_runner is not None:
             self.model_runner.close()
+        self.seat.close()
         self.model_runner = self.device = None
         super().shutdown()
+
+    def end_collectives(self) -> None:
+        """Have every wait in this rank's groups raise CollectiveEndedError, also while joining."""
+        self._collectives_ended.set()
+        self.seat.end()
 
     def get_model_runner(self) -> TorchModelRunner:
         """Return the runner; raises LifecycleError before ``init_device``."""
