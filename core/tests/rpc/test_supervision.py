@@ -11,6 +11,8 @@ from hardpoint.errors import (
     WorkerHungError,
     WorkerSilentError,
 )
+from hardpoint.rpc import codec
+from hardpoint.rpc.calls import Call, CallTable, RemoteFailure, Reply
 from hardpoint.rpc.supervision import (
     STACK_WAIT,
     DumpStack,
@@ -289,3 +291,26 @@ def test_suspects_are_bounded():
         group.see("erred", 1, call_id, remote(1))
     group.run(1.1)
     group.only(Fail)
+
+
+def test_the_call_table_tells_of_errors_and_of_who_is_missing():
+    """What the supervisor is told of calls: nothing of those that go well."""
+    table, told = CallTable(), []
+    table.erred = lambda *args: told.append(args)
+    call = Call(call_id=table.next_id(), generation=0, method="m")
+    gather = table.open(call, 3)
+    table.deliver(Reply(call_id=1, rank=0, generation=0, value=codec.pack(None, "v")))
+    assert told == []
+    assert table.missing(1) == [1, 2]
+    failure = RemoteFailure.of(ValueError("boom"))
+    table.deliver(Reply(call_id=1, rank=2, generation=0, failure=failure))
+    [(rank, call_id, error)] = told
+    assert (rank, call_id) == (2, 1)
+    with pytest.raises(RemoteError) as caught:
+        gather.future.result(0)
+    assert caught.value is error
+    assert table.missing(1) == [1]
+    table.deliver(Reply(call_id=1, rank=1, generation=0, failure=failure))
+    assert len(told) == 2
+    assert table.missing(1) == []
+    assert table.missing(7) == []

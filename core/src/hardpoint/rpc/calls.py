@@ -145,14 +145,16 @@ class Gather:
             self._begun = True
             return future is None or self._set_running(future)
 
-    def take(self, reply: Reply) -> None:
-        """Use one rank's answer; the first error, or the last answer, ends the call.
+    def take(self, reply: Reply) -> BaseException | None:
+        """Use one rank's answer; the first error, or the last answer, ends the call. Return the
+        error that the rank reported, if it did.
 
         What the answer's own code raises while it is rebuilt, be it SystemExit, is the error.
         """
         if reply.failure is not None:
-            self.finish(error=self._raised(reply))
-            return
+            raised = self._raised(reply)
+            self.finish(error=raised)
+            return raised
         parcel = reply.value
         value = None
         if parcel is not None:
@@ -160,7 +162,7 @@ class Gather:
                 value = codec.unpack(parcel, f"result of {self.call.name!r}")
             except BaseException as error:  # noqa: BLE001 - else nobody would end the call
                 self.finish(error=self._unusable(reply.rank, error))
-                return
+                return None
         with self._lock:
             self._values[reply.rank] = value
             self._count += 1
@@ -168,6 +170,7 @@ class Gather:
         if complete:
             rank = self.call.reply_rank
             self.finish(self._values if rank is None else self._values[rank])
+        return None
 
     def finish(self, value: Any = None, error: BaseException | None = None) -> None:
         """End the call, unless it has ended or its future was cancelled; wake who waits.
@@ -279,6 +282,10 @@ class CallTable:
         self._closed: BaseException | None = None
         self.late_replies = 0
         """Replies that answered nobody: late, doubled, or of another generation."""
+        self.erred: Callable[[int, int, BaseException], None] | None = None
+        """Called as (rank, call id, error) for each error that a rank reports, on the delivering
+        thread, after the caller was told; set by whoever supervises the workers.
+        """
 
     def next_id(self) -> int:
         """Return an id never given before."""
@@ -331,7 +338,17 @@ class CallTable:
             known.add(reply.rank)
             if len(known) == gather.world_size:
                 del self._open[reply.call_id]
-        gather.take(reply)
+        error = gather.take(reply)
+        if error is not None and self.erred is not None:
+            self.erred(reply.rank, reply.call_id, error)
+
+    def missing(self, call_id: int) -> list[int]:
+        """Return the ranks that have not acknowledged a call; none for a call that is over."""
+        with self._lock:
+            gather = self._open.get(call_id)
+            if gather is None:
+                return []
+            return sorted(set(range(gather.world_size)) - gather.acknowledged)
 
     def expire(self, call_id: int) -> None:
         """End a call by timeout; its entry stays until every rank has acknowledged, so that late
