@@ -15,12 +15,13 @@ from hardpoint_uniproc.thread import WorkerThread
 
 
 def _build(executor_parts, rank, cancelled):
-    config, platform, registry, worker_class, model_runner, world_size = executor_parts
+    config, platform, registry, worker_class, model_runner, world_size, meeting = executor_parts
     context = WorkerContext(
         config=config,
         rank=rank,
         local_rank=rank,
         world_size=world_size,
+        rendezvous=f"file:///proc/self/fd/{meeting}",
         model_runner=model_runner,
         cancelled=cancelled,
     )
@@ -37,11 +38,14 @@ class ThreadsExecutor(Executor):
 
     supports_pp: ClassVar[bool] = True
     _threads: tuple[WorkerThread, ...] = ()
+    _leave = staticmethod(lambda: None)
 
     def start_workers(self):
         asked = (self.config, self.platform)
         chosen = (self.registry.worker_class(*asked), self.registry.model_runner_class(*asked))
-        parts = (self.config, self.platform, self.registry, *chosen, self.world_size)
+        meeting = os.memfd_create("threads-rendezvous")
+        self._leave = weakref.finalize(self, os.close, meeting)
+        parts = (self.config, self.platform, self.registry, *chosen, self.world_size, meeting)
         died = weakref.WeakMethod(self.fail)
         self._threads = tuple(
             WorkerThread(
@@ -71,6 +75,7 @@ class ThreadsExecutor(Executor):
     def stop_workers(self, deadline):
         for thread in self._threads:
             thread.stop(deadline)
+        self._leave()
 
     def called_from_worker(self):
         return any(thread.is_current() for thread in self._threads)

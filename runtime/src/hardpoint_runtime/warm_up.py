@@ -71,13 +71,11 @@ def dummy_forward(
     model = runner.get_model()
     with entered(context):
         try:
-            hidden = model(
-                token_ids,
-                runner.device.to_device(positions, torch.int64),
-                context,
-                None,
-                _carried(runner, total),
-            )
+            places = runner.device.to_device(positions, torch.int64)
+            if runner.seat.is_first_stage:
+                hidden = model(token_ids, places, context)
+            else:
+                hidden = model(token_ids, places, context, None, _carried(runner, total))
             if runner.seat.is_last_stage:
                 model.compute_logits(hidden[-len(lengths) :])
         except CancelledStepError:
@@ -104,14 +102,11 @@ def dummy_sampling(runner: TorchModelRunner, sampler: Sampler, rows: int) -> Non
         sampler.sample(logits, SamplingBatch(num_rows=rows, draws=draws, logprobs=asks))
 
 
-def _carried(runner: TorchModelRunner, num_tokens: int) -> dict[str, torch.Tensor] | None:
+def _carried(runner: TorchModelRunner, num_tokens: int) -> dict[str, torch.Tensor]:
     """Return zeros in place of what the pipeline stage before would send."""
-    if runner.seat.is_first_stage:
-        return None
-    shapes = runner.get_model().carried_shapes(num_tokens)
     return {
         name: torch.zeros(shape, dtype=runner.dtype, device=runner.device.device)
-        for name, shape in shapes.items()
+        for name, shape in runner.get_model().carried_shapes(num_tokens).items()
     }
 
 

@@ -6,7 +6,8 @@ import logging
 
 import pytest
 from attrs import evolve
-from hardpoint.errors import ConfigError, LifecycleError, MemoryBudgetError, UnsupportedError
+from hardpoint.config.schema import ParallelConfig
+from hardpoint.errors import ConfigError, HardpointError, LifecycleError, MemoryBudgetError
 from hardpoint.messages import NewRequestData, SchedulerOutput
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_runtime.device import HostDeviceOps, MemoryInfo
@@ -133,9 +134,16 @@ def test_a_rank_that_cannot_be(make_worker, make_context, more, text):
         worker.init_device()
 
 
-def test_several_ranks_are_not_offered_yet(make_worker, make_context):
+def test_a_world_that_is_not_the_configured_one_is_an_error(make_worker, make_context):
     worker = make_worker(context=evolve(make_context(), world_size=2))
-    with pytest.raises(UnsupportedError, match="tensor parallelism"):
+    with pytest.raises(ConfigError, match="2 workers .* which need 1"):
+        worker.init_device()
+
+
+def test_several_ranks_need_a_rendezvous(make_worker, make_context):
+    parallel = ParallelConfig(tensor_parallel_size=2)
+    worker = make_worker(context=evolve(make_context(parallel=parallel), world_size=2))
+    with pytest.raises(HardpointError, match="rank 0: the executor gave its 2 workers no rendez"):
         worker.init_device()
 
 
