@@ -9,16 +9,21 @@ process never see each other's.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from hardpoint.errors import CancelledStepError, LifecycleError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from hardpoint_runtime.attention.metadata import AttentionMetadata
+    from hardpoint_runtime.graphs.keys import BatchKey
     from hardpoint_runtime.memory.kv_cache import LayerCache
+    from hardpoint_runtime.memory.workspace import Workspace
+    from hardpoint_runtime.token_counts import TokenCounts
 
 
 def _never() -> bool:
@@ -29,15 +34,36 @@ def _never() -> bool:
 class ForwardContext:
     """One step as the layers see it.
 
-    ``attention`` and ``kv_caches`` are by layer name; layers of one KV cache group share their
-    metadata object. ``graph_mode`` is the name of the mode this step runs in. ``extra`` is the
-    platform's own (:meth:`hardpoint.platform.Platform.context`) merged with that of plugins.
-    ``cancelled()`` turns true when the driver wants the step to end.
+    ``attention`` (which has the cache slots too) and ``kv_caches`` are by layer name; layers of one
+    KV cache group share their metadata object. ``layers`` are the model's modules by name, the same
+    in every step.
+
+    ``graph_mode`` is the name of the mode this step runs in, ``batch_key`` the graph's key, None
+    where none is replayed. Tokens from ``num_tokens`` on are padding; None: there is none.
+    ``skip_compiled``: run the model's own code instead of what was compiled. ``token_counts`` are
+    those of all data-parallel copies of the model, None if there is one.
+
+    ``active_loras`` maps the adapters of this batch to the slots that hold them,
+    ``multimodal_spans`` a request to the (begin, end) in this step's tokens of embeddings that are
+    no tokens', ``connector_role`` is what this worker's KV connector does in this step, None
+    without one. ``workspace`` is scratch memory for operations.
+
+    ``extra`` is the platform's own (:meth:`hardpoint.platform.Platform.context`) merged with that
+    of plugins. ``cancelled()`` turns true when the driver wants the step to end.
     """
 
     attention: Mapping[str, AttentionMetadata] = field(factory=dict)
     kv_caches: Mapping[str, LayerCache] = field(factory=dict)
+    layers: Mapping[str, nn.Module] = field(factory=dict, repr=False)
     graph_mode: str = "NONE"
+    batch_key: BatchKey | None = None
+    num_tokens: int | None = None
+    skip_compiled: bool = False
+    token_counts: TokenCounts | None = None
+    active_loras: Mapping[str, int] = field(factory=dict)
+    multimodal_spans: Mapping[str, Sequence[tuple[int, int]]] = field(factory=dict)
+    connector_role: str | None = None
+    workspace: Workspace | None = field(default=None, repr=False)
     step_id: int = -1
     extra: Mapping[str, object] = field(factory=dict)
     cancelled: Callable[[], bool] = field(default=_never, eq=False, repr=False)
@@ -61,6 +87,15 @@ def entered(context: ForwardContext) -> Iterator[ForwardContext]:
         yield context
     finally:
         _current.reset(token)
+
+
+@contextlib.contextmanager
+def overridden(**changes: Any) -> Iterator[ForwardContext]:
+    """Make the current context with these ``changes`` of its attributes the current one inside.
+    Raises LifecycleError outside one.
+    """
+    with entered(evolve(current(), **changes)) as context:
+        yield context
 
 
 def current() -> ForwardContext:

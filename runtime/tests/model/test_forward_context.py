@@ -6,7 +6,14 @@ import threading
 
 import pytest
 from hardpoint.errors import CancelledStepError, LifecycleError
-from hardpoint_runtime.forward_context import ForwardContext, current, entered, is_entered
+from hardpoint_runtime.forward_context import (
+    ForwardContext,
+    current,
+    entered,
+    is_entered,
+    overridden,
+)
+from hardpoint_runtime.graphs.keys import BatchKey
 
 
 def test_contexts_nest_and_come_back():
@@ -56,6 +63,39 @@ def test_a_layer_sees_what_the_platform_put_in():
     with entered(ForwardContext(extra={"acme": 7}, graph_mode="FULL")):
         assert current().extra["acme"] == 7
         assert current().graph_mode == "FULL"
+
+
+def test_a_layer_reads_adapters_spans_and_the_connectors_role():
+    context = ForwardContext(
+        active_loras={"pirate": 2},
+        multimodal_spans={"r": [(3, 7)]},
+        connector_role="producer",
+        batch_key=BatchKey(num_tokens=4),
+        num_tokens=3,
+    )
+
+    def layer():
+        step = current()
+        return step.active_loras["pirate"], step.multimodal_spans["r"], step.connector_role
+
+    with entered(context):
+        assert layer() == (2, [(3, 7)], "producer")
+        assert (current().batch_key.num_tokens, current().num_tokens) == (4, 3)
+    empty = ForwardContext()
+    assert not empty.active_loras
+    assert not empty.multimodal_spans
+    assert empty.connector_role is empty.batch_key is empty.num_tokens is None
+
+
+def test_an_override_changes_what_it_names_and_ends():
+    with entered(ForwardContext(step_id=4, graph_mode="FULL")) as outer:
+        with overridden(graph_mode="NONE", skip_compiled=True) as inner:
+            assert current() is inner
+            assert (inner.step_id, inner.graph_mode, inner.skip_compiled) == (4, "NONE", True)
+        assert current() is outer
+        assert (outer.graph_mode, outer.skip_compiled) == ("FULL", False)
+    with pytest.raises(LifecycleError, match="no forward context"), overridden(step_id=1):
+        pass
 
 
 def test_a_cancelled_step_says_which():
