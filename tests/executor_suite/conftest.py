@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from hardpoint.checkpoints import read_description
 from hardpoint.config import resolution
 from hardpoint.config.loading import load_config
@@ -38,16 +39,30 @@ def _threads_module():
 
 @frozen(kw_only=True)
 class Flavour:
-    """An executor as the configuration names it, and how many workers the tests give it."""
+    """An executor as the configuration names it, how many workers the tests give it, and its own
+    keys. ``processes``: each worker has a process of its own. ``asks_for_variables``: plugins are
+    asked for the variables of workers.
+    """
 
     executor: object
     world_size: int
+    keys: Mapping[str, object] = field(factory=dict)
+    processes: bool = False
+    asks_for_variables: bool = True
+
+
+def multiproc(world_size=2, **keys):
+    keys = {f"plugins.mp.{key}": value for key, value in keys.items()}
+    return Flavour(executor="mp", world_size=world_size, keys=keys, processes=True)
 
 
 THREADS = _threads_module()
 FLAVOURS = {
     "uni": Flavour(executor="uni", world_size=1),
-    "threads": Flavour(executor=THREADS.ThreadsExecutor, world_size=3),
+    "threads": Flavour(executor=THREADS.ThreadsExecutor, world_size=3, asks_for_variables=False),
+    "mp": multiproc(3, start="nursery"),
+    "mp-plain": multiproc(start="plain"),
+    "mp-zmq": multiproc(start="nursery", channel="zmq"),
 }
 SPELLINGS = {
     "name": Flavour(executor="uni", world_size=1),
@@ -56,6 +71,10 @@ SPELLINGS = {
     "foreign module:Class": Flavour(executor=f"{THREADS.__name__}:ThreadsExecutor", world_size=2),
     "foreign dotted": Flavour(executor=f"{THREADS.__name__}.ThreadsExecutor", world_size=2),
     "foreign class": Flavour(executor=THREADS.ThreadsExecutor, world_size=2),
+    "mp by name": multiproc(),
+    "mp as module:Class": evolve(
+        multiproc(), executor="hardpoint_multiproc.executor:MultiprocExecutor"
+    ),
 }
 """One executor as all its spellings, for the tests that show that they are one."""
 
@@ -95,6 +114,7 @@ class Launcher:
             "block_size": 4,
             "max_model_len": 64,
             "plugins.dummy.num_workers": self.flavour.world_size,
+            **self.flavour.keys,
             **overrides,
         }
         config = load_config(overrides=settings, environ={})
@@ -104,6 +124,7 @@ class Launcher:
         config = resolution.configure(config, registry, platform)
         config = resolution.fill_defaults(config, platform)
         executor_class = select_executor(registry, config, platform)
+        config = resolution.structure_plugins(config, registry)
         resolution.check(config, registry, platform, executor_class)
         return executor_class, config, registry, platform
 

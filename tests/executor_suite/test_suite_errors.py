@@ -153,8 +153,12 @@ def test_a_failure_of_the_start_is_raised_by_the_start(launcher, world_size, poi
 
 
 def test_a_failure_of_the_workers_construction_is_raised_as_it_is(launcher):
-    with pytest.raises(DummyFault, match="build"):
+    with pytest.raises((DummyFault, RemoteError), match="injected fault: build") as caught:
         launcher.loaded(**{"plugins.dummy.fail_at": "build"})
+    error = caught.value
+    original = error.__cause__ if launcher.flavour.processes else error
+    assert type(original) is DummyFault
+    assert original.point == "build"
 
 
 @pytest.mark.parametrize("non_block", [False, True])

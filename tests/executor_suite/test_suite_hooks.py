@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 
 import pytest
@@ -11,15 +13,21 @@ from hardpoint_engine.build import start_engine
 from hardpoint_engine.request import EngineRequest
 
 OBSERVER = """
-import threading
+import json, os, threading
+from pathlib import Path
 from hardpoint.hookspecs import hookimpl
 from hardpoint.records import Change, ExtensionRecord
 
-fired = []
+here = Path(__file__).parent
+fired = os.open(here / "fired", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 
 def note(*what):
-    in_driver = threading.current_thread() is threading.main_thread()
-    fired.append(("driver" if in_driver else "worker", *what))
+    in_driver = (here / "driver").read_text() == str(os.getpid())
+    in_driver = in_driver and threading.current_thread() is threading.main_thread()
+    who = "driver" if in_driver else "worker"
+    os.write(fired, (json.dumps([who, *what]) + "\\n").encode())
+
+note("imported", os.getpid())
 
 @hookimpl
 def hardpoint_extension():
@@ -64,9 +72,13 @@ def fired(tmp_path, monkeypatch):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hp-observer\nVersion: 1.0\n\n")
     (info / "entry_points.txt").write_text("[hardpoint.extensions]\nobserver = hp_observer\n")
     (tmp_path / "hp_observer.py").write_text(OBSERVER)
+    (tmp_path / "driver").write_text(str(os.getpid()))
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield lambda: list(sys.modules["hp_observer"].fired)
-    sys.modules.pop("hp_observer", None)
+    yield lambda: [
+        tuple(json.loads(line)) for line in (tmp_path / "fired").read_text().splitlines()
+    ]
+    if (module := sys.modules.pop("hp_observer", None)) is not None:
+        os.close(module.fired)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -78,6 +90,7 @@ def test_hooks_fire_in_order_in_the_driver_and_in_every_worker(flavour, fired, f
         "executor": flavour.executor,
         "plugins.dummy.num_workers": flavour.world_size,
         "plugins.dummy.fail_at": "step" if fails else "",
+        **flavour.keys,
     }
     core = start_engine(load_config(overrides=overrides, environ={}))
     try:
@@ -86,7 +99,7 @@ def test_hooks_fire_in_order_in_the_driver_and_in_every_worker(flavour, fired, f
         core.step()
     finally:
         core.shutdown()
-    heard = fired()
+    heard = [what for what in fired() if what[1] != "imported"]
     ranks = range(flavour.world_size)
     by_rank = [[what[1:] for what in heard if what[0] == "worker" and what[2] == r] for r in ranks]
     step = by_rank[0][2][2]
@@ -100,7 +113,7 @@ def test_hooks_fire_in_order_in_the_driver_and_in_every_worker(flavour, fired, f
         ]
     assert [what[1:] for what in heard if what[0] == "driver"] == [
         ("configure", True, None),
-        *(("worker_env", rank, 3) for rank in ranks if flavour.executor == "uni"),
+        *(("worker_env", rank, 3) for rank in ranks if flavour.asks_for_variables),
         ("step_started", None, step),
         ("step_finished", None, step, not fails),
     ]
@@ -108,3 +121,27 @@ def test_hooks_fire_in_order_in_the_driver_and_in_every_worker(flavour, fired, f
     assert names.index(("step_started", None)) < names.index(("step_started", 0))
     if not fails:  # the first rank's error ends the step in the driver, whoever is still at it
         assert names.index(("step_finished", 0)) < names.index(("step_finished", None))
+
+
+def test_a_plugin_is_loaded_exactly_once_in_every_process(flavour, fired):
+    """Case A4: in the driver and in every worker, and in no other process."""
+    overrides = {
+        "model": "dummy",
+        "load_format": "dummy",
+        "platform": "dummy",
+        "executor": flavour.executor,
+        "plugins.dummy.num_workers": flavour.world_size,
+        **flavour.keys,
+    }
+    core = start_engine(load_config(overrides=overrides, environ={}))
+    try:
+        pids = {os.getpid(), *core.executor.collective_rpc(pid_of)}
+    finally:
+        core.shutdown()
+    imports = [what[2] for what in fired() if what[1] == "imported"]
+    assert sorted(imports) == sorted(pids)
+    assert len(pids) == (1 + flavour.world_size if flavour.processes else 1)
+
+
+def pid_of(worker):
+    return os.getpid()

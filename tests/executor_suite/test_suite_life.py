@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import threading
 import time
 import weakref
+from pathlib import Path
 
+import psutil
 import pytest
 from hardpoint.errors import (
     CancelledStepError,
@@ -16,18 +19,13 @@ from hardpoint.errors import (
     UnsupportedError,
     WorkerDiedError,
 )
-from hardpoint.rpc import codec
-from hardpoint.rpc.calls import PackedCall
+from hardpoint.rpc.calls import Call
 
 
-def hosts_of(group):
-    """The hosts of an executor that works in this process."""
-    threads = group._threads if hasattr(group, "_threads") else (group._thread,)
-    return [thread._host for thread in threads]
-
-
-def own_threads():
-    return {t for t in threading.enumerate() if t.name.startswith("hardpoint-")}
+def ours():
+    """The threads and processes that executors have started and not ended."""
+    threads = {t for t in threading.enumerate() if t.name.startswith("hardpoint-")}
+    return threads | set(psutil.Process().children(recursive=True))
 
 
 def test_a_long_call_on_a_healthy_worker_is_healthy(group, gate, steps, world_size):
@@ -109,24 +107,24 @@ def test_registration_races_with_failure_and_each_is_told_exactly_once(launcher)
 
 
 def test_shutdown_ends_threads_and_is_idempotent(launcher):
-    before = own_threads()
+    before = ours()
     group = launcher.loaded()
     group.shutdown()
     group.shutdown()
-    assert own_threads() <= before
+    assert ours() <= before
     with launcher.loaded() as again:
         again.collective_rpc("supported_tasks")
-    assert own_threads() <= before
+    assert ours() <= before
     assert again.calls.pending == 0
 
 
 @pytest.mark.parametrize("point", ["build", "init_device", "load"])
 def test_a_start_that_fails_leaves_nothing_and_can_be_tried_again(launcher, point):
-    before = own_threads()
+    before = ours()
     with pytest.raises((RemoteError, ValueError)):
         launcher.loaded(**{"plugins.dummy.fail_at": point})
     gc.collect()
-    assert own_threads() <= before
+    assert ours() <= before
     launcher.loaded().shutdown()
 
 
@@ -139,14 +137,26 @@ def test_shutdown_of_what_was_never_started_is_safe(launcher):
         executor.collective_rpc("supported_tasks")
 
 
-def test_the_worker_is_shut_down_once_and_last(launcher):
+def tell_of_shutdown(worker, folder):
+    """Have the worker write down its calls whenever it is shut down."""
+    shut_down = worker.shutdown
+
+    def told():
+        shut_down()
+        with (Path(folder) / f"calls-{worker.rank}").open("a") as file:
+            file.write(json.dumps(worker.recorded_calls()) + "\n")
+
+    worker.shutdown = told
+
+
+def test_the_worker_is_shut_down_once_and_last(launcher, tmp_path, world_size):
     group = launcher.loaded()
-    workers = [host.worker for host in hosts_of(group)]
-    assert workers
+    group.collective_rpc(tell_of_shutdown, args=(str(tmp_path),))
     group.shutdown()
     group.shutdown()
-    for worker in workers:
-        names = [name for name, _ in worker.recorded_calls()]
+    for rank in range(world_size):
+        (calls,) = (tmp_path / f"calls-{rank}").read_text().splitlines()
+        names = [name for name, _ in json.loads(calls)]
         assert names.count("shutdown") == 1
         assert names[-1] == "shutdown"
 
@@ -180,7 +190,7 @@ def test_shutdown_keeps_its_deadline_though_a_worker_is_stuck(launcher, gate, ca
 
 
 def test_a_collected_executor_frees_its_workers(launcher, eventually):
-    before = own_threads()
+    before = ours()
     executor_class, config, registry, platform = launcher.prepare()
     group = executor_class.start(config, registry, platform)
     future = group.collective_rpc("supported_tasks", non_block=True)
@@ -189,7 +199,7 @@ def test_a_collected_executor_frees_its_workers(launcher, eventually):
     del group
     gc.collect()
     assert gone() is None
-    eventually(lambda: own_threads() <= before)
+    eventually(lambda: ours() <= before)
 
 
 def test_calls_pending_when_the_executor_is_collected_end(launcher, gate):
@@ -239,8 +249,8 @@ def test_two_engines_in_one_process_share_nothing(launcher, steps):
 
 
 def test_a_call_of_another_generation_is_refused_by_the_worker(group):
-    host = hosts_of(group)[0]
-    call = group.calls.next_id()
-    body = codec.pack_arguments("supported_tasks", (), {}, "supported_tasks")
-    reply = host.handle(PackedCall(call_id=call, generation=4, name="supported_tasks", body=body))
-    assert "is of generation 4, this worker is of 0" in reply.failure.message
+    call = Call(call_id=group.calls.next_id(), generation=4, method="supported_tasks")
+    gather = group.calls.open(call, group.world_size)
+    group.call_workers(call)
+    with pytest.raises(RemoteError, match="is of generation 4, this worker is of 0"):
+        group._await(gather, None)

@@ -24,6 +24,7 @@ from hardpoint.registry import Registry
 from hardpoint.selection import explain_selection, select_executor, select_platform
 
 from hardpoint_engine.core import EngineCore
+from hardpoint_engine.early_start import EarlyStart
 from hardpoint_engine.scheduling.kv_planning import KVPlan, fit_model_len, plan_kv_cache
 from hardpoint_engine.scheduling.parts import chunks_prompts, make_admission
 
@@ -63,24 +64,26 @@ def start_engine(
     registry = registry or Registry.discover(config)
     platform = select_platform(registry, config)
     verdicts = () if config.platform is not None else explain_selection(registry, config)
-    config = _described(config)
-    config = configure(config, registry, platform)
-    config = fill_defaults(config, platform)
-    executor_class = select_executor(registry, config, platform)
-    config = structure_plugins(config, registry)
-    if chosen is not None:
-        chosen(
-            Choice(
-                config=config,
-                platform=platform,
-                executor_class=executor_class,
-                verdicts=verdicts,
+    early = EarlyStart(config, registry, platform)
+    with early:
+        config = _described(config)
+        config = configure(config, registry, platform)
+        config = fill_defaults(config, platform)
+        executor_class = select_executor(registry, config, platform)
+        config = structure_plugins(config, registry)
+        if chosen is not None:
+            chosen(
+                Choice(
+                    config=config,
+                    platform=platform,
+                    executor_class=executor_class,
+                    verdicts=verdicts,
+                )
             )
-        )
-    check(config, registry, platform, executor_class)
-    refuse_unbuilt(config)
-    admission = make_admission(config, registry, platform)
-    executor = executor_class.start(config, registry, platform)
+        check(config, registry, platform, executor_class)
+        refuse_unbuilt(config)
+        admission = make_admission(config, registry, platform)
+        executor = early.start(executor_class, config)
     try:
         config, plan = prepare_cache(config, platform, executor)
         core = EngineCore(config, registry, platform, executor, plan, admission=admission)

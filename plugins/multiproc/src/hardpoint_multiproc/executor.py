@@ -45,7 +45,7 @@ class MultiprocExecutor(Executor):
         cls, config: Config, registry: Registry, platform: Platform
     ) -> NurseryProcess | None:
         """Begin to start the nursery, while the driver is still reading the model's description."""
-        settings = settings_of(config)
+        settings = settings_of(config, registry)
         if settings.start == PLAIN or not platform.fork_safe().safe:
             return None
         return NurseryProcess(platform.preload)
@@ -55,7 +55,7 @@ class MultiprocExecutor(Executor):
 
         Raises ConfigError if ``plugins.mp.start = "nursery"`` and the platform cannot be forked.
         """
-        settings = settings_of(self.config)
+        settings = settings_of(self.config, self.registry)
         variables = variables_of(self)
         way = self._way(settings, variables)
         codec = encoding.codec_of(self.config)
@@ -80,6 +80,7 @@ class MultiprocExecutor(Executor):
             command=interpreter(),
             may_change=settings.start == "auto",
         )
+        self.calls.erred = group.erred
         group.start(launches, self._way_of(way, settings, resources.nursery))
         try:
             self._await(gather, None)
@@ -161,7 +162,7 @@ class MultiprocExecutor(Executor):
         return Supervisor(
             self.world_size,
             time.monotonic(),
-            missing=getattr(self.calls, "missing", lambda _: ()),
+            missing=self.calls.missing,
             heartbeat=self.config.rpc.heartbeat,
             silent_after=self.platform.silent_after,
             start_timeout=settings.start_timeout,
@@ -170,9 +171,11 @@ class MultiprocExecutor(Executor):
         )
 
 
-def settings_of(config: Config) -> MultiprocSettings:
-    """Return the settings of ``mp`` in ``config``: the defaults where nobody set any."""
+def settings_of(config: Config, registry: Registry) -> MultiprocSettings:
+    """Return the settings of ``mp``, also while ``config`` has them as raw keys."""
     found = config.settings_of("mp")
+    if not isinstance(found, MultiprocSettings) and registry.has("executor", "mp"):
+        found = registry.settings("executor", "mp")
     return found if isinstance(found, MultiprocSettings) else MultiprocSettings()
 
 

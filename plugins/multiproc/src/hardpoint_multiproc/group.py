@@ -228,6 +228,16 @@ class WorkerGroup:
                 next_tick = self._supervisor.next_tick()
         return min(due, next_tick)
 
+    def erred(self, rank: int, call_id: int, error: BaseException) -> None:
+        """A worker reported an error: from now on it is watched whether the others acknowledge that
+        call too. Any thread.
+        """
+        if isinstance(error, HardpointError):
+            now = time.monotonic()
+            self._nursery.loop.call(
+                lambda: self._judge(lambda judge: judge.erred(rank, call_id, error, now))
+            )
+
     # What follows.
 
     def _judge(self, tell: Callable[[Supervisor], list[Action]]) -> None:
