@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from attrs import frozen
 from hardpoint.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from hardpoint_runtime.attention.metadata import AttentionMetadata
+    from hardpoint_runtime.graphs.recorded import GraphPool
     from hardpoint_runtime.parallel.communicator import Communicator, Meeting
     from hardpoint_runtime.parallel.groups import Group
 
@@ -41,6 +43,16 @@ class MemoryInfo:
 
     free: int
     total: int
+
+
+class Graph(Protocol):
+    """What ``DeviceOps.capture`` returns. ``output`` is what the captured function returned; a
+    replay writes the same memory.
+    """
+
+    @property
+    def output(self) -> Any:
+        """See above."""
 
 
 class DeviceOps(ABC):
@@ -111,6 +123,13 @@ class DeviceOps(ABC):
         host = torch.tensor(values, dtype=dtype) if _is_sequence(values) else _host(values)
         return host.to(device=self.device, dtype=dtype, copy=True)
 
+    def write(self, target: torch.Tensor, values: HostArray) -> None:
+        """Copy the host's ``values`` into ``target``, a device tensor of their shape; the host's
+        may change afterwards.
+        """
+        host = torch.tensor(values) if _is_sequence(values) else _host(values)
+        target.copy_(host)
+
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the values of a device tensor on the host; waits for them."""
         return tensor.cpu()
@@ -129,24 +148,58 @@ class DeviceOps(ABC):
     def event(self) -> Any:
         """Return a new event (``record``, ``synchronize``), or raise UnsupportedError."""
 
-    # Graphs.
+    # Graphs: what is launched once and replayed. The runner asks for them where ``graph_mode`` says
+    # so, while it warms up; afterwards it replays only.
+
+    default_graph_mode: ClassVar[str] = "none"
+    """The mode (as the key ``graph_mode`` names it) where the user names none."""
 
     def compile(
         self, function: Callable[..., Any], shapes: Sequence[Mapping[str, int]]
     ) -> Callable[..., Any]:
-        """Return ``function`` compiled for the given shapes."""
+        """Return ``function`` compiled for some shapes: each maps parameters of the function to the
+        first dimensions of their tensors. Calls of other shapes run the function as it is.
+        """
         self._unsupported("compiling")
 
-    def capture(self, function: Callable[[], Any], key: object) -> object:
-        """Run ``function`` once and record its work as a graph for ``key``."""
+    def graph_pool(self) -> Any:
+        """Return memory for graphs to share: :meth:`capture` gets it again as ``pool``. Of the
+        graphs of a pool only the one replayed last has its results.
+        """
         self._unsupported("graphs")
 
-    def before_replay(self, key: object, metadata: object) -> None:
-        """Refresh what a replay of ``key`` reads besides its static buffers."""
+    def capture(
+        self,
+        function: Callable[[], Any],
+        key: Hashable,
+        *,
+        pool: Any = None,
+        rehearsal: Callable[[], Any] | None = None,
+    ) -> Graph:
+        """Run ``function`` once, on the worker's thread, and return its work as a graph.
+
+        ``function`` runs the model, or a segment of it, over static buffers: memory that is there
+        at each replay, at the same address. It was run before, so that nothing is made for the
+        first time. ``key`` (a :class:`~hardpoint_runtime.graphs.keys.BatchKey`, or ``(key, i)`` for
+        segment i) comes again in :meth:`before_replay`. What the function allocates comes from
+        ``pool``. ``rehearsal`` runs the same over another batch of the shape: a device that can
+        see what is launched compares both. Called before any replay, larger shapes first.
+
+        Raises GraphCaptureError for work that would not be the same again.
+        """
         self._unsupported("graphs")
 
-    def replay(self, graph: object) -> None:
-        """Do the recorded work again on the same buffers."""
+    def before_replay(  # noqa: B027 - a device without such needs does nothing
+        self, key: Hashable, metadata: Mapping[str, AttentionMetadata]
+    ) -> None:
+        """Refresh what the graph of ``key`` reads besides its static buffers, from the step's
+        metadata by layer. Called before each :meth:`replay`. Does nothing: static buffers suffice.
+        """
+
+    def replay(self, graph: Graph) -> Any:
+        """Do the captured work again on the same memory, with what the static buffers hold; return
+        ``graph.output``.
+        """
         self._unsupported("graphs")
 
     def buckets(self, largest: int) -> tuple[int, ...]:
@@ -177,6 +230,9 @@ class TorchDeviceOps(DeviceOps):
     ``pins`` says whether host memory can be page-locked for this device. Plugins subclass it for
     what torch does not know about their device.
     """
+
+    compiler: ClassVar[str | None] = None
+    """A backend of ``torch.compile`` that knows the device; None: it is not compiled for."""
 
     def __init__(self, name: str, index: int | None = 0, *, pins: bool = False) -> None:
         self.device = torch.device(name) if index is None else torch.device(name, index)
@@ -231,6 +287,43 @@ class TorchDeviceOps(DeviceOps):
         from hardpoint_runtime.parallel.host import StagedCommunicator, host_communicator
 
         return StagedCommunicator(host_communicator(group, meeting), self)
+
+    def compile(
+        self, function: Callable[..., Any], shapes: Sequence[Mapping[str, int]]
+    ) -> Callable[..., Any]:
+        """Compile by ``torch.compile`` with :attr:`compiler`, each shape at its first call."""
+        if self.compiler is None:
+            return super().compile(function, shapes)
+        from hardpoint_runtime.graphs.compiled import CompiledShapes
+
+        compiled = torch.compile(function, backend=self.compiler, dynamic=False, fullgraph=True)
+        return CompiledShapes(function, compiled, shapes)
+
+    def graph_pool(self) -> GraphPool:
+        """Return memory for recorded graphs."""
+        from hardpoint_runtime.graphs.recorded import GraphPool
+
+        return GraphPool(lambda num_bytes: self.allocate(num_bytes, "graphs"))
+
+    def capture(
+        self,
+        function: Callable[[], Any],
+        key: Hashable,
+        *,
+        pool: Any = None,
+        rehearsal: Callable[[], Any] | None = None,
+    ) -> Graph:
+        """Record a list of operations, which works on every torch device; see
+        :mod:`hardpoint_runtime.graphs.recorded`. Devices with graphs of their own override this and
+        :meth:`replay`.
+        """
+        from hardpoint_runtime.graphs.recorded import record_graph
+
+        return record_graph(function, key, pool or self.graph_pool(), rehearsal)
+
+    def replay(self, graph: Any) -> Any:
+        """Run the list of operations."""
+        return graph.replay()
 
     def _call(self, name: str, *args: object) -> Any:
         function = getattr(self._module, name, None)

@@ -72,8 +72,11 @@ class Attention(Protocol):
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        alibi: Tensor | None = None,
     ) -> Tensor:
-        """See :func:`hardpoint_runtime.attention.paged.attention`."""
+        """See :func:`hardpoint_runtime.attention.paged.attention`. Models give only the options
+        that they need.
+        """
 
 
 def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:

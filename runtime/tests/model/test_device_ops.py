@@ -61,9 +61,6 @@ def test_seeding_repeats_the_devices_draws(device):
         lambda d: d.memory_info(),
         lambda d: d.memory_allocated(),
         lambda d: d.compile(abs, []),
-        lambda d: d.capture(lambda: None, "key"),
-        lambda d: d.before_replay("key", None),
-        lambda d: d.replay(None),
         lambda d: d.profiler(),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,11 +12,16 @@ import torch
 from hardpoint_runtime.attention.metadata import AttentionMetadata
 from hardpoint_runtime.device import DeviceOps, HostArray
 
+if TYPE_CHECKING:
+    from hardpoint_runtime.graphs.static_buffers import GroupBuffers
+
 
 class AttentionMetadataBuilder:
     """Makes :class:`AttentionMetadata` for the layers of one KV cache group.
 
-    A plugin whose attention needs more overrides :meth:`build` and calls super().
+    A plugin whose attention needs more overrides :meth:`build`, and :meth:`build_for_graph` where
+    its attention supports FULL graphs, and calls super(). Whatever is built holds what it is given
+    of R rows and T tokens; nothing behind them is read.
     """
 
     def __init__(self, device: DeviceOps, block_size: int) -> None:
@@ -73,6 +78,97 @@ class AttentionMetadataBuilder:
             if all_written
             else self.device.to_device(host_slots[written], torch.int64),
         )
+
+    def build_for_graph(
+        self,
+        buffers: GroupBuffers,
+        *,
+        query_start: Sequence[int],
+        seq_lens: Sequence[int],
+        block_table: HostArray,
+        slots: HostArray,
+        positions: HostArray,
+        num_reqs: int,
+        num_tokens: int,
+        max_query: int,
+    ) -> AttentionMetadata:
+        """Write one step into the static buffers of a FULL graph; return its metadata, whose device
+        tensors they are. Called by the runner before a capture and before each replay.
+
+        ``max_query`` is the most tokens that a row of any batch of the graph has; ``buffers`` are
+        of R rows and T tokens. The rest as in :meth:`build`.
+        """
+        starts, lens = tuple(map(int, query_start)), tuple(map(int, seq_lens))
+        host_slots = np.asarray(slots, dtype=np.int64)
+        _check(starts, lens, len(host_slots), len(positions), num_reqs, num_tokens)
+        columns = buffers.block_table.shape[1]
+        table = np.zeros((len(lens), columns), dtype=np.int32)
+        used = -(-max(lens, default=0) // self.block_size)
+        table[:, :used] = _rows(block_table, len(lens), used)
+        for target, values in (
+            (buffers.query_start, np.asarray(starts, dtype=np.int32)),
+            (buffers.seq_lens, np.asarray(lens, dtype=np.int32)),
+            (buffers.block_table, table),
+            (buffers.slots, host_slots),
+            (buffers.positions, np.asarray(positions, dtype=np.int64)),
+        ):
+            self.device.write(target, values)
+        return AttentionMetadata(
+            num_reqs=num_reqs,
+            num_tokens=num_tokens,
+            block_size=self.block_size,
+            max_query=max_query,
+            max_seq=columns * self.block_size,
+            query_start=starts,
+            seq_lens=lens,
+            host_block_table=table,
+            query_start_device=buffers.query_start,
+            seq_lens_device=buffers.seq_lens,
+            block_table=buffers.block_table,
+            slots=buffers.slots,
+            positions=buffers.positions,
+            write_rows=None,
+            write_slots=buffers.slots,
+            fixed=True,
+        )
+
+    def build_for_draft(
+        self, metadata: AttentionMetadata, *, slots: HostArray, block_table: HostArray
+    ) -> AttentionMetadata:
+        """Return the metadata of the step in which each real row of ``metadata`` has one token
+        more, whose cache slots are ``slots`` [n]. Called by a drafter that drafts one by one.
+        """
+        lens = [length + 1 for length in metadata.seq_lens[: metadata.num_reqs]]
+        return self.build(
+            query_start=range(len(lens) + 1),
+            seq_lens=lens,
+            block_table=block_table,
+            slots=slots,
+            positions=[length - 1 for length in lens],
+        )
+
+    def with_block_table(
+        self, metadata: AttentionMetadata, *, block_table: HostArray, slots: HostArray
+    ) -> AttentionMetadata:
+        """Return the same step over the blocks of another KV cache group of equal block size."""
+        return self.build(
+            query_start=metadata.query_start,
+            seq_lens=metadata.seq_lens,
+            block_table=block_table,
+            slots=slots,
+            positions=_positions(metadata),
+            num_reqs=metadata.num_reqs,
+            num_tokens=metadata.num_tokens,
+        )
+
+
+def _positions(metadata: AttentionMetadata) -> np.ndarray[Any, Any]:
+    positions = np.zeros(metadata.padded_tokens, dtype=np.int64)
+    for (start, stop), length in zip(
+        itertools.pairwise(metadata.query_start), metadata.seq_lens, strict=True
+    ):
+        positions[start:stop] = np.arange(length - (stop - start), length)
+    return positions
 
 
 def _rows(block_table: Any, rows: int, columns: int) -> np.ndarray[Any, Any]:

@@ -32,6 +32,8 @@ class AttentionMetadata:
 
     block_size: int
     max_query: int
+    """The most tokens of a row; of a row of any batch of this shape if ``fixed``."""
+
     max_seq: int
 
     query_start: tuple[int, ...]
@@ -65,6 +67,12 @@ class AttentionMetadata:
 
     write_slots: torch.Tensor
     """int64 on the device: the slots of ``write_rows``."""
+
+    fixed: bool = False
+    """Whether this is for a FULL graph: the device tensors are the graph's static buffers, and only
+    they, their shapes, ``block_size`` and ``max_query`` may decide what an attention does. All
+    other host values are those of one batch among many. ``write_slots`` has -1 then.
+    """
 
     _derived: dict[Hashable, Any] = field(factory=dict, init=False, repr=False)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's habit
 
+from hardpoint_runtime.attention import fixed
 from hardpoint_runtime.attention.metadata import AttentionMetadata
 from hardpoint_runtime.attention.plan import (
     AttentionPlan,
@@ -18,8 +19,12 @@ from hardpoint_runtime.attention.plan import (
     Slots,
     plan_attention,
 )
+from hardpoint_runtime.attention.scores import alibi_bias, capped
+from hardpoint_runtime.graphs.resolution import AttentionSupport
+from hardpoint_runtime.graphs.support import graph_support
 
 
+@graph_support(AttentionSupport.ALWAYS)
 def kv_write(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -30,6 +35,9 @@ def kv_write(
     """Write ``key`` and ``value`` [T, kv_heads, head] into the caches [blocks, block_size,
     kv_heads, head] at the step's slots; tokens with slot -1 are skipped.
     """
+    if metadata.fixed:
+        fixed.kv_write(key, value, key_cache, value_cache, metadata)
+        return
     if metadata.write_rows is not None:
         key = key.index_select(0, metadata.write_rows)
         value = value.index_select(0, metadata.write_rows)
@@ -37,6 +45,7 @@ def kv_write(
     value_cache.view(-1, *value.shape[1:]).index_copy_(0, metadata.write_slots, value)
 
 
+@graph_support(AttentionSupport.ALWAYS)
 def attention(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -46,16 +55,29 @@ def attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    alibi: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend each token of ``query`` [T, heads, head] to its request's cache, causally.
 
-    ``window``: how many positions a token sees, its own included. Returns [T, heads, head_v]; rows
-    of padding are zero. Reads no slot that the batch's requests have not written.
+    ``window``: how many positions a token sees, its own included. ``alibi``: the slopes [heads] of
+    a bias by distance (Press et al., 2021). Returns [T, heads, head_v]; rows of padding are zero.
+    Reads no slot that the batch's requests have not written, but the null block's first.
     """
+    if metadata.fixed:
+        return fixed.attention(
+            query,
+            key_cache,
+            value_cache,
+            metadata,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            alibi=alibi,
+        )
     plan = metadata.derive(
         ("paged", window, query.dtype), lambda step: plan_attention(step, window, query.dtype)
     )
-    step = _Step(query, key_cache, value_cache, scale, softcap)
+    step = _Step(query, key_cache, value_cache, scale, softcap, alibi)
     if plan.complete:
         return step.every(plan.singles[0], query)
     return _assembled(plan, step)
@@ -71,10 +93,12 @@ class _Step:
         value_cache: torch.Tensor,
         scale: float,
         softcap: float | None,
+        alibi: torch.Tensor | None,
     ) -> None:
         self.query = query
         self.scale = scale
         self.softcap = softcap
+        self.alibi = alibi
         self.kv_heads = key_cache.shape[2]
         # Two dimensions make a gather copy whole rows, about a third faster than three.
         self.keys = key_cache.view(-1, self.kv_heads * key_cache.shape[3])
@@ -115,8 +139,11 @@ class _Step:
         values: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
+        if self.alibi is not None:
+            bias = alibi_bias(self.alibi, keys.shape[2]).view(1, self.kv_heads, -1, keys.shape[2])
+            mask = _sum(bias, mask, query.dtype)
         if self.softcap is not None:
-            return _capped(query, keys, values, mask, self.scale, self.softcap)
+            return capped(query, keys, values, mask, self.scale, self.softcap)
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=self.scale)
 
     def _attend_causally(
@@ -126,6 +153,11 @@ class _Step:
         values: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
+        length = query.shape[2]
+        if mask is None and not (self.alibi is None and self.softcap is None):
+            mask = torch.full((length, length), -torch.inf, device=query.device).triu(1)
+        if self.alibi is not None:
+            mask = _sum(alibi_bias(self.alibi, keys.shape[2]), mask, query.dtype)
         if self.softcap is None:
             return F.scaled_dot_product_attention(
                 query,
@@ -136,14 +168,11 @@ class _Step:
                 scale=self.scale,
                 enable_gqa=True,
             )
-        if mask is None:
-            length = query.shape[2]
-            mask = torch.full((length, length), -torch.inf, device=query.device).triu(1)
         heads, tokens, head = query.shape[1:]
         folded = query.reshape(1, self.kv_heads, heads // self.kv_heads, tokens, head)
-        out = _capped(
-            folded, keys.unsqueeze(2), values.unsqueeze(2), mask, self.scale, self.softcap
-        )
+        if self.alibi is not None and mask is not None:
+            mask = mask.view(*folded.shape[:3], *mask.shape[2:])
+        out = capped(folded, keys.unsqueeze(2), values.unsqueeze(2), mask, self.scale, self.softcap)
         return out.reshape(1, heads, tokens, self.head_v)
 
 
@@ -162,17 +191,5 @@ def _take(flat: torch.Tensor, slots: Slots) -> torch.Tensor:
     return flat[slots] if isinstance(slots, slice) else flat.index_select(0, slots)
 
 
-def _capped(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-    softcap: float,
-) -> torch.Tensor:
-    """Attention with capped scores, in float32: no fused kernel has the cap."""
-    scores = (query.float() * scale) @ keys.float().transpose(-1, -2)
-    scores = torch.tanh(scores / softcap) * softcap
-    if mask is not None:
-        scores = scores + mask
-    return (scores.softmax(-1) @ values.float()).to(query.dtype)
+def _sum(bias: torch.Tensor, mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    return (bias if mask is None else bias + mask).to(dtype)
