@@ -136,7 +136,7 @@ def test_a_rank_that_cannot_be(make_worker, make_context, more, text):
 
 def test_a_world_that_is_not_the_configured_one_is_an_error(make_worker, make_context):
     worker = make_worker(context=evolve(make_context(), world_size=2))
-    with pytest.raises(ConfigError, match="2 workers .* which need 1"):
+    with pytest.raises(ConfigError, match=r"2 workers .* which need 1"):
         worker.init_device()
 
 

@@ -10,12 +10,19 @@ from hardpoint_cpu import memory
 
 
 class CpuDeviceOps(HostDeviceOps):
-    """Host memory. What a process holds is what is resident, weights mapped from files included."""
+    """Host memory. What a process holds is what is resident, weights mapped from files included.
+
+    ``workers`` share the host's memory, each an equal part of it.
+    """
+
+    def __init__(self, workers: int = 1, collectives: str = "auto") -> None:
+        super().__init__(collectives)
+        self.workers = workers
 
     def memory_info(self) -> MemoryInfo:
-        """Return what control groups and the machine leave."""
+        """Return one worker's part of what control groups and the machine leave."""
         host = memory.host_memory()
-        return MemoryInfo(free=host.free, total=host.total)
+        return MemoryInfo(free=host.free // self.workers, total=host.total // self.workers)
 
     def memory_allocated(self) -> int:
         """Return the resident bytes of this process."""

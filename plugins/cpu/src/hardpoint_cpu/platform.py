@@ -28,6 +28,8 @@ OFFERED = frozenset(
         Capability.LOGPROBS,
         Capability.GRAMMAR,
         Capability.BLOCK_COPIES,
+        Capability.TENSOR_PARALLEL,
+        Capability.PIPELINE_PARALLEL,
     }
 )
 

@@ -12,3 +12,8 @@ class CpuSettings:
 
     threads: int | None = key(None, "threads that one worker computes with", low=1)
     cpus: str | None = key(None, "cores to run on, as 0-3,6; shared out among the workers")
+    collectives: str = key(
+        "auto",
+        "how workers exchange tensors",
+        choices=("auto", "shared_memory", "gloo"),
+    )

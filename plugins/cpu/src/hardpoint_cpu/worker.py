@@ -13,6 +13,7 @@ from hardpoint_cpu.device import CpuDeviceOps
 
 if TYPE_CHECKING:
     from hardpoint_cpu.platform import CpuPlatform
+    from hardpoint_cpu.settings import CpuSettings
 
 _logger = logging.getLogger("hardpoint.worker")
 
@@ -26,8 +27,8 @@ class CpuWorker(TorchWorker):
     """One rank on its share of the host's cores."""
 
     def make_device(self) -> CpuDeviceOps:
-        """Build the port to host memory."""
-        return CpuDeviceOps()
+        """Build the port to host memory, of which each worker may use its part."""
+        return CpuDeviceOps(self.context.world_size, self._options.collectives)
 
     def init_device(self) -> None:
         """Bind this thread and torch's to the rank's cores, then take the device."""
@@ -40,7 +41,7 @@ class CpuWorker(TorchWorker):
         The calling thread is the worker's own, and torch's threads are started by it, so nothing
         else of the process is bound.
         """
-        options = cast("CpuPlatform", self.platform).options
+        options = self._options
         usable = threads.usable_cores(self.platform.root)  # type: ignore[attr-defined]
         cores = threads.chosen_cores(options, usable)
         workers = self.context.world_size
@@ -53,6 +54,10 @@ class CpuWorker(TorchWorker):
         if torch.get_num_threads() != count:
             torch.set_num_threads(count)
         _logger.info("rank %d: %d threads on cores %s", self.rank, count, cores.ids)
+
+    @property
+    def _options(self) -> CpuSettings:
+        return cast("CpuPlatform", self.platform).options
 
     def determine_available_memory(self) -> int:
         """Return what is left of the budget after a profiling run, less a reserve."""

@@ -97,9 +97,3 @@ def why_not(num_heads: int, num_kv_heads: int, size: int) -> str | None:
     if size > num_heads:
         return f"more ranks than the {num_heads} query heads"
     return None
-
-
-def possible_sizes(num_heads: int, num_kv_heads: int) -> tuple[int, ...]:
-    """Return the tensor-parallel sizes that the heads allow, rising."""
-    sizes = range(1, num_heads + 1)
-    return tuple(size for size in sizes if why_not(num_heads, num_kv_heads, size) is None)
