@@ -37,6 +37,7 @@ from hardpoint_engine.prompts import (
     check_messages,
     is_conversation,
     numbered,
+    spelled,
     split,
 )
 from hardpoint_engine.request import EngineRequest
@@ -332,6 +333,7 @@ class LLM:
         self, request_id: str, prompt: tuple[int, ...], sampling: SamplingParams, arrival: float
     ) -> list[EngineRequest]:
         """Return a request's parts, one for each answer, checked."""
+        sampling = spelled(sampling, self.tokenizer)
         sampling.check_vocabulary(self.description.vocab_size)
         requests = [
             EngineRequest(

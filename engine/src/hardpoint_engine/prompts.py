@@ -163,6 +163,18 @@ def numbered(error: InvalidRequestError, index: int, count: int) -> InvalidReque
     )
 
 
+def spelled(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    """Return the parameters with the ids of ``bad_words`` in ``bad_word_ids``, each word as it
+    begins a text and as it follows a blank: workers have no tokenizer.
+    """
+    if not sampling.bad_words:
+        return sampling
+    texts = [blank + word.lstrip() for word in sampling.bad_words for blank in ("", " ")]
+    found = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+    ids = dict.fromkeys((*sampling.bad_word_ids, *filter(None, found)))
+    return evolve(sampling, bad_word_ids=tuple(ids))
+
+
 def split(sampling: SamplingParams) -> list[SamplingParams]:
     """Return the parameters of each of ``sampling.n`` answers; a given seed counts up.
 

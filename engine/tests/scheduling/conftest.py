@@ -5,11 +5,11 @@ a function of what it reads back from the cache through the request's blocks.
 from __future__ import annotations
 
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from types import SimpleNamespace
 
 import pytest
-from hardpoint.messages import ModelRunnerOutput
+from hardpoint.messages import MessageError, ModelRunnerOutput
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_engine.request import EngineRequest
 from hardpoint_engine.scheduling.block_pool import BlockPool
@@ -41,6 +41,8 @@ class Copy:
         self.blocks = [list(group) for group in blocks]
         self.parked = False
         self.prefill_until = len(self.tokens)
+        self.told = list(tokens)
+        """What an earlier stage of a pipeline has, which samples nothing."""
 
 
 class Worker:
@@ -56,12 +58,17 @@ class Worker:
         self.computed_tokens = 0
         self.resumptions = 0
         self.plans = []
+        self.unheard = set()
+        """Of whom a plan told that never came: what is known of them is stale."""
+        self.depth = scheduler.depth
+        self.tells_tokens = scheduler.tells_tokens
 
     def execute(self, plan):
         plan.check()
         assert plan.step_id == self.last_step + 1, "steps are numbered one by one"
         self.last_step = plan.step_id
         self.plans.append(plan)
+        self.unheard -= plan.finished | plan.preempted | plan.running.resumed
         for req_id in plan.finished:
             self.copies.pop(req_id, None)
         for req_id in plan.preempted:
@@ -109,16 +116,27 @@ class Worker:
                 for group, added in zip(copy.blocks, blocks or (), strict=bool(blocks)):
                     assert added
                     group.extend(added)
+            self._tell(copy, running, index)
             computed[req_id] = running.num_computed[index]
             if computed[req_id] < copy.prefill_until:
                 is_prefill.add(req_id)
         return computed, is_prefill
 
+    def _tell(self, copy, running, index):
+        if not self.tells_tokens:
+            assert not running.new_tokens
+            return
+        known = len(copy.tokens) - running.num_output[index]
+        assert running.told(index, running.num_output[index]) == (), "a last stage lacks nothing"
+        copy.told += running.told(index, len(copy.told) - known)
+        assert copy.told == copy.tokens, "an earlier stage lacks what was sampled"
+
     def _check_limits(self, plan, is_prefill, computed):
         limits = self.limits
         assert 0 < plan.total_tokens <= limits.max_num_batched_tokens
         live = [copy for copy in self.copies.values() if not copy.parked]
-        assert len(live) <= limits.max_num_seqs
+        assert len(live) <= limits.max_num_seqs or self.depth > 1  # (one may not have heard yet)
+        assert len(plan.num_tokens) <= limits.max_num_seqs
         if limits.max_prefills_per_step is not None:
             assert len(is_prefill) <= limits.max_prefills_per_step
         if not limits.mixed_batches:
@@ -132,10 +150,10 @@ class Worker:
 
     def _check_blocks(self, plan, computed):
         owners = Counter()
-        for copy in self.copies.values():
+        for req_id, copy in self.copies.items():
             assert len(copy.blocks) == self.num_groups
             assert all(group == copy.blocks[0] for group in copy.blocks)
-            if not copy.parked:
+            if not copy.parked and req_id not in self.unheard:
                 assert len(set(copy.blocks[0])) == len(copy.blocks[0])
                 owners.update(copy.blocks[0])
         assert all(self.reserved <= block < self.num_blocks for block in owners)
@@ -170,6 +188,7 @@ def make_scheduler(
     *, num_blocks=65, block_size=4, reserved=1, prefix_caching=True, num_groups=1, **options
 ):
     admission = options.pop("admission", None)
+    more = {name: options.pop(name) for name in ("depth", "tells_tokens") if name in options}
     limits = StepLimits(
         max_num_seqs=options.pop("max_num_seqs", 16),
         max_num_batched_tokens=options.pop("max_num_batched_tokens", 64),
@@ -177,7 +196,9 @@ def make_scheduler(
     )
     pool = BlockPool(num_blocks, reserved=reserved)
     blocks = KVBlocks(pool, block_size, prefix_caching=prefix_caching, identity=("fake",))
-    return Scheduler(limits, blocks, clock=Clock(), num_groups=num_groups, admission=admission)
+    return Scheduler(
+        limits, blocks, clock=Clock(), num_groups=num_groups, admission=admission, **more
+    )
 
 
 def make_request(req_id, prompt, *, max_tokens=8, **options):
@@ -187,8 +208,21 @@ def make_request(req_id, prompt, *, max_tokens=8, **options):
     return EngineRequest(req_id=req_id, prompt=prompt, sampling=sampling, arrival=0.0, **more)
 
 
+class Flight:
+    """A step that the worker has. It writes ``blocks``. ``requests`` are the driver's accounts."""
+
+    def __init__(self, plan, result, blocks, requests):
+        self.plan = plan
+        self.result = result
+        self.blocks = blocks
+        self.requests = requests
+
+
 class Driver:
-    """A scheduler and a worker, and what came out for each request."""
+    """A scheduler and a worker, and what came out for each request.
+
+    The worker computes a step when it is launched; its result is taken in when it lands.
+    """
 
     def __init__(self, scheduler=None, *, eos_ids=(), max_model_len=None, reserved=1, **options):
         self.scheduler = scheduler or make_scheduler(reserved=reserved, **options)
@@ -199,6 +233,7 @@ class Driver:
         self.tokens = {}
         self.ends = {}
         self.prompts = {}
+        self.flights = deque()
 
     def add(self, req_id, prompt, **options):
         source = make_request(req_id, prompt, **options)
@@ -218,16 +253,61 @@ class Driver:
                 assert output.new_tokens
                 assert output.metrics is None
 
-    def step(self):
+    def launch(self, fate="done"):
+        """Plan a step and give it to the worker; ``fate``: it is done, its answer is lost, or it
+        never reaches the worker. None if nothing can run now.
+        """
+        assert len(self.flights) < self.scheduler.depth
         plan = self.scheduler.schedule()
-        if plan is not None:
-            self.take(self.scheduler.commit(plan, self.worker.execute(plan)))
-        self.take(self.scheduler.roster.take_ended())
+        if plan is None:
+            return None
+        requests = dict(self.scheduler.roster.in_flight[plan.step_id])
+        blocks = self._check_apart(plan, requests)
+        if fate == "never":
+            self.worker.last_step += 1
+            self.worker.unheard |= plan.finished | plan.preempted | plan.num_tokens.keys()
+            result = MessageError("never sent")
+        else:
+            result = self.worker.execute(plan)
+            result = MessageError("lost") if fate == "lost" else result
+        self.flights.append(Flight(plan, result, blocks, requests))
         return plan
+
+    def _check_apart(self, plan, requests):
+        """A step has no request of another in flight, and no block that another writes."""
+        size = self.scheduler.blocks.block_size
+        held, written = set(), set()
+        for req_id, request in requests.items():
+            held.update(request.blocks)
+            first, end = request.num_computed, request.num_computed + plan.num_tokens[req_id]
+            written.update(request.blocks[first // size : -(-end // size)])
+        for flight in self.flights:
+            assert not flight.blocks & held, "a block is handed out while a step writes it"
+            assert not set(flight.requests.values()) & set(requests.values())
+        return written
+
+    def land(self):
+        """Take in the result of the oldest step."""
+        flight = self.flights.popleft()
+        if isinstance(flight.result, Exception):
+            self.take(self.scheduler.fail(flight.plan, flight.result))
+        else:
+            self.take(self.scheduler.commit(flight.plan, flight.result))
+        return flight
+
+    def step(self):
+        """Fill the pipeline, land the oldest step; return the last plan made."""
+        last = None
+        while len(self.flights) < self.scheduler.depth and (plan := self.launch()):
+            last = plan
+        if self.flights:
+            self.land()
+        self.take(self.scheduler.roster.take_ended())
+        return last
 
     def run(self, most=5000):
         for _ in range(most):
-            if not len(self.scheduler.roster):
+            if not len(self.scheduler.roster) and not self.flights:
                 self.step()
                 return self
             self.step()
@@ -236,6 +316,7 @@ class Driver:
     def check_idle(self):
         """Nobody holds a block; cached ones count as free."""
         pool = self.scheduler.blocks.pool
+        assert not self.scheduler.roster.in_flight
         assert not pool.references
         assert pool.num_free == pool.num_usable
 

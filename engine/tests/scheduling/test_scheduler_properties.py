@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from hardpoint.messages import MessageError
 from hardpoint_engine.scheduling.admission import AdmissionPolicy, Admit, Wait
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
@@ -41,10 +40,12 @@ def machine(fakes):
             caching=st.booleans(),
             reserved=st.integers(1, 2),
             mood=st.none() | st.integers(0, 2**32),
+            depth=st.sampled_from([1, 2, 3]),
+            tells_tokens=st.booleans(),
             seed=st.integers(0, 2**32),
         )
         def start(self, usable, block_size, max_num_seqs, budget, chunk, mixed, prefills, multiple,
-                  caching, reserved, mood, seed):  # fmt: skip
+                  caching, reserved, mood, depth, tells_tokens, seed):  # fmt: skip
             note(f"seed {seed}")
             self.random = random.Random(seed)
             self.driver = fakes.Driver(
@@ -59,6 +60,8 @@ def machine(fakes):
                 max_prefills_per_step=prefills,
                 chunk_multiple=multiple,
                 admission=None if mood is None else Moody(random.Random(mood)),
+                depth=depth,
+                tells_tokens=tells_tokens,
             )
             self.capacity = usable * block_size
             self.wanted = {}
@@ -96,32 +99,41 @@ def machine(fakes):
             if live:
                 self.aborted.add(req_id)
 
-        @rule(abort=st.booleans())
-        def abort_in_flight(self, abort):
+        @rule(fate=st.sampled_from(["done", "done", "done", "lost", "never"]))
+        def launch(self, fate):
             driver = self.driver
-            plan = driver.scheduler.schedule()
-            if plan is None:
-                return
-            victim = self.random.choice(sorted(plan.num_tokens))
-            if abort and driver.scheduler.roster.end(victim, "abort"):
-                self.aborted.add(victim)
-            driver.take(driver.scheduler.commit(plan, driver.worker.execute(plan)))
+            if len(driver.flights) < driver.scheduler.depth:
+                plan = driver.launch(fate)
+                if plan is not None and fate != "done":
+                    self.failed |= plan.num_tokens.keys()
 
-        @rule(reached=st.booleans())
-        def fail_a_step(self, reached):
+        @precondition(lambda self: self.wanted)
+        @rule()
+        def land(self):
+            if self.driver.flights:
+                self.driver.land()
+
+        @precondition(lambda self: self.wanted)
+        @rule()
+        def abort_in_flight(self):
+            """An ended request keeps its blocks until its step has landed."""
             driver = self.driver
-            plan = driver.scheduler.schedule()
-            if plan is None:
+            known = sorted(req_id for each in driver.flights for req_id in each.plan.num_tokens)
+            if not known:
                 return
-            if reached:  # the workers did it, the answer was lost
-                driver.worker.execute(plan)
-            else:
-                driver.worker.last_step += 1
-            self.failed |= plan.num_tokens.keys()
-            driver.take(driver.scheduler.fail(plan, MessageError("lost")))
+            victim = self.random.choice(known)
+            (flight,) = (each for each in driver.flights if victim in each.requests)
+            request = flight.requests[victim]
+            if driver.scheduler.roster.end(victim, "abort"):
+                self.aborted.add(victim)
+                assert all(block in driver.scheduler.blocks.pool.references
+                           for block in request.blocks)  # fmt: skip
+                assert request.blocks
 
         @rule()
         def lose_the_cache(self):
+            while self.driver.flights:
+                self.driver.land()
             self.driver.scheduler.preempt_all()
             self.driver.scheduler.blocks.clear_cache()
             self.driver.worker.slots.clear()
@@ -136,13 +148,18 @@ def machine(fakes):
                 return
             roster, pool = self.driver.scheduler.roster, self.driver.scheduler.blocks.pool
             held = {}
-            for request in roster.running:
+            holders = [*roster.running]
+            for step in roster.in_flight.values():
+                holders += [each for each in step.values() if each not in holders]
+            for request in holders:
                 for block in request.blocks:
                     held[block] = held.get(block, 0) + 1
             assert dict(pool.references) == held
             assert pool.num_free + len(held) == pool.num_usable
             assert len(roster) == len(roster.running) + len(roster.waiting)
             assert not any(request.blocks for request in roster.waiting)
+            flying = [id(each) for step in roster.in_flight.values() for each in step.values()]
+            assert len(flying) == len(set(flying)), "a request is in one step at most"
             ranks = [request.rank for request in roster.running]
             assert ranks == sorted(ranks)
             for req_id, tokens in self.driver.tokens.items():
@@ -156,7 +173,7 @@ def machine(fakes):
                 end = driver.ends[req_id]
                 if req_id in self.aborted:
                     assert end.finish_reason == "abort"
-                elif req_id in self.failed:
+                elif req_id in self.failed:  # and no other
                     assert end.finish_reason == "error"
                 else:
                     assert end.finish_reason == "length"
@@ -190,11 +207,12 @@ def test_many_random_lives(fakes):
     live(fakes, max_examples=3000)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_nobody_starves_with_eight_blocks(fakes, seed):
+def test_nobody_starves_with_eight_blocks(fakes, seed, depth):
     """Requests keep coming, and each ends within a bounded number of steps after it came."""
     source = random.Random(seed)
-    driver = fakes.Driver(num_blocks=9, max_num_seqs=6, max_num_batched_tokens=16)
+    driver = fakes.Driver(num_blocks=9, max_num_seqs=6, max_num_batched_tokens=16, depth=depth)
     came, took = {}, {}
     for step in range(600):
         if len(driver.scheduler.roster) < 8:
@@ -208,7 +226,9 @@ def test_nobody_starves_with_eight_blocks(fakes, seed):
             took[req_id] = step - came[req_id]
     driver.run()
     assert driver.scheduler.roster.num_preemptions > 10, f"seed {seed}: no pressure"
-    assert max(took.values()) < 8 * 40, f"seed {seed}: a request waited {max(took.values())} steps"
+    assert max(took.values()) < 8 * 40 * depth, (
+        f"seed {seed}: a request waited {max(took.values())} steps"
+    )
     for req_id, prompt in driver.prompts.items():
         tokens = driver.tokens[req_id]
         assert tokens == fakes.answer(prompt, len(tokens)), f"seed {seed}: {req_id}"

@@ -177,6 +177,13 @@ class Roster:
         return preempted
 
     def say_again(self, plan: SchedulerOutput) -> None:
-        """Tell the workers with the next plan what they may have missed of a failed one."""
-        self._finished |= plan.finished
-        self._preempted |= {req_id for req_id in plan.preempted if req_id in self._requests}
+        """Tell the workers with the next plan what they may have missed of a failed one, but for
+        what a later plan has overtaken.
+        """
+        live = self._requests
+        for req_id in plan.finished:
+            if req_id not in live or not live[req_id].at_workers:
+                self._finished.add(req_id)
+        for req_id in plan.preempted:
+            if req_id in live and live[req_id].phase is Phase.WAITING:
+                self._preempted.add(req_id)
