@@ -100,6 +100,8 @@ NOT_A_LIST = [
         ("stop", {"a": 1}),
         ("stop", [b"a"]),
         ("bad_words", [""]),
+        ("bad_word_ids", [[]]),
+        ("bad_word_ids", [5]),
         ("logit_bias", {"1": 1.0}),
         ("logit_bias", [1]),
         ("logit_bias", {1: float("nan")}),
@@ -142,3 +144,11 @@ def test_what_is_like_a_number_is_kept_as_a_plain_one():
 def test_a_mapping_of_junk_is_refused(values):
     with pytest.raises(InvalidRequestError):
         SamplingParams.from_mapping(values)
+
+
+def test_the_ids_of_bad_words_are_checked_against_the_vocabulary():
+    made = SamplingParams(bad_word_ids=[[1, 2], [9]])
+    assert made.bad_word_ids == ((1, 2), (9,))
+    made.check_vocabulary(10)
+    with pytest.raises(InvalidRequestError, match="bad_word_ids .*vocabulary of 9 tokens"):
+        made.check_vocabulary(9)

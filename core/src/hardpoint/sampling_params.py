@@ -65,6 +65,12 @@ def _some_ids(value: Iterable[SupportsIndex] | None) -> tuple[int, ...]:
     return cast("tuple[int, ...]", () if value is None else _ids(value))
 
 
+def _id_lists(value: Iterable[Iterable[SupportsIndex]]) -> tuple[tuple[int, ...], ...]:
+    items = _items(value)
+    made = tuple(map(_ids, items)) if type(items) is tuple else items
+    return cast("tuple[tuple[int, ...], ...]", made)
+
+
 def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
     one = () if value is None else (value,) if isinstance(value, str) else _items(value)
     return cast("tuple[str, ...]", one)
@@ -125,6 +131,13 @@ def _token_ids(owner: object, attribute: Attribute[Any], value: object) -> None:
             _refuse(attribute.name, token, _ID)
 
 
+def _token_id_lists(owner: object, attribute: Attribute[Any], value: object) -> None:
+    if type(value) is not tuple or not all(type(ids) is tuple and ids for ids in value):
+        _refuse(attribute.name, value, "must be a list of non-empty lists of token ids")
+    for ids in value:
+        _token_ids(owner, attribute, ids)
+
+
 def _texts(owner: object, attribute: Attribute[Any], value: object) -> None:
     if type(value) is not tuple or not all(isinstance(text, str) and text for text in value):
         _refuse(attribute.name, value, "must be non-empty strings")
@@ -158,6 +171,8 @@ class SamplingParams:
     ``max_tokens`` None means up to the context. ``logprobs`` k: the sampled token's and the k best;
     -1 means the whole vocabulary. ``stop`` strings need ``detokenize``. ``logit_bias`` maps id to
     an addition, clamped to +-100. ``allowed_token_ids`` are the only ids that can be drawn.
+    ``bad_words`` may not be generated: the driver, which has the tokenizer, adds their spellings to
+    ``bad_word_ids``; of each the last id is forbidden where the answer ends with the others.
     ``extra_args`` reach custom logits processors untouched. Numbers may be anything with
     ``__index__`` or ``__float__`` (numpy's scalars); they are kept as plain ones.
     """
@@ -195,6 +210,9 @@ class SamplingParams:
         default=None, converter=_ids, validator=_token_ids
     )
     bad_words: tuple[str, ...] = field(default=(), converter=_strings, validator=_texts)
+    bad_word_ids: tuple[tuple[int, ...], ...] = field(
+        default=(), converter=_id_lists, validator=_token_id_lists
+    )
     logit_bias: Mapping[int, float] | None = field(default=None, converter=_bias, validator=_biases)
     allowed_token_ids: tuple[int, ...] | None = field(
         default=None, converter=_ids, validator=_token_ids
@@ -263,6 +281,13 @@ class SamplingParams:
                     _refuse(
                         name, value, f"holds an id outside the vocabulary of {vocab_size} tokens"
                     )
+        for value in (token for word in self.bad_word_ids for token in word):
+            if not 0 <= value < vocab_size:
+                _refuse(
+                    "bad_word_ids",
+                    value,
+                    f"holds an id outside the vocabulary of {vocab_size} tokens",
+                )
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None and value > vocab_size:

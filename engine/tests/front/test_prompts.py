@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from hardpoint.errors import InvalidRequestError
 from hardpoint.sampling_params import SamplingParams
-from hardpoint_engine.prompts import as_list, as_params, as_tokens, check_messages, split
+from hardpoint_engine.prompts import (
+    as_list,
+    as_params,
+    as_tokens,
+    check_messages,
+    spelled,
+    split,
+)
 from hardpoint_engine.text.tokenizer_bytes import ByteTokenizer
 
 
@@ -112,3 +119,12 @@ def test_answers_of_one_request_draw_differently():
     parts = split(SamplingParams(n=3, seed=5, temperature=1))
     assert [(part.n, part.seed) for part in parts] == [(1, 5), (1, 6), (1, 7)]
     assert [part.seed for part in split(SamplingParams(n=2))] == [None, None]
+
+
+def test_bad_words_are_spelled_as_ids_at_the_beginning_and_after_a_blank():
+    tokenizer = ByteTokenizer()
+    plain = SamplingParams()
+    assert spelled(plain, tokenizer) is plain
+    made = spelled(SamplingParams(bad_words=[" no"], bad_word_ids=[[7]]), tokenizer)
+    assert made.bad_word_ids == ((7,), tuple(b"no"), tuple(b" no"))
+    assert made.bad_words == (" no",)

@@ -85,7 +85,7 @@ class DummyPlatform(Platform):
 
     def check_request(self, request: RequestView) -> Problem | None:
         """Refuse what a device without words cannot honour."""
-        if request.sampling.bad_words:
+        if request.sampling.bad_words or request.sampling.bad_word_ids:
             return Problem(
                 key="bad_words",
                 value=request.sampling.bad_words,

@@ -28,7 +28,7 @@ def unsupported(sampling: SamplingParams) -> Problem | None:
     asked = {
         "n": sampling.n != 1,
         "prompt_logprobs": sampling.prompt_logprobs is not None,
-        "bad_words": bool(sampling.bad_words),
+        "bad_words": bool(sampling.bad_words or sampling.bad_word_ids),
         "structured_outputs": bool(sampling.structured_outputs),
         "extra_args": bool(sampling.extra_args),
     }
