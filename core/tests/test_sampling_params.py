@@ -150,5 +150,5 @@ def test_the_ids_of_bad_words_are_checked_against_the_vocabulary():
     made = SamplingParams(bad_word_ids=[[1, 2], [9]])
     assert made.bad_word_ids == ((1, 2), (9,))
     made.check_vocabulary(10)
-    with pytest.raises(InvalidRequestError, match="bad_word_ids .*vocabulary of 9 tokens"):
+    with pytest.raises(InvalidRequestError, match=r"bad_word_ids .*vocabulary of 9 tokens"):
         made.check_vocabulary(9)
