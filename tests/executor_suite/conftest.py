@@ -84,6 +84,12 @@ def flavour(request):
     return FLAVOURS[request.param]
 
 
+@pytest.fixture(params=["uni", "threads", "mp"])
+def one_of_a_kind(request):
+    """Each way to run workers once, for tests to which its variants make no difference."""
+    return FLAVOURS[request.param]
+
+
 @pytest.fixture(params=SPELLINGS)
 def spelling(request):
     made = Launcher(SPELLINGS[request.param])
