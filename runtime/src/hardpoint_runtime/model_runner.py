@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from attrs import frozen
@@ -18,7 +18,7 @@ from hardpoint.errors import (
     MemoryBudgetError,
     UnsupportedError,
 )
-from hardpoint.messages import ModelRunnerOutput, StepTicket, StepTimings
+from hardpoint.messages import GraphStats, ModelRunnerOutput, StepTicket, StepTimings
 from hardpoint.model_runner import ModelRunner
 from hardpoint.records import LoadReport, WarmUpReport
 from hardpoint.references import resolve
@@ -28,8 +28,15 @@ from hardpoint_runtime.batch.block_table import BlockTables
 from hardpoint_runtime.batch.columns import Column
 from hardpoint_runtime.batch.inputs import BatchInputs, batch_order, build_inputs
 from hardpoint_runtime.batch.requests import Requests, make_columns
+from hardpoint_runtime.batch_timing import BatchTiming
 from hardpoint_runtime.device import DTYPES
 from hardpoint_runtime.forward_context import ForwardContext, entered
+from hardpoint_runtime.graphs.modes import GraphMode
+from hardpoint_runtime.graphs.piecewise import split_operations
+from hardpoint_runtime.graphs.plan import GraphPlan
+from hardpoint_runtime.graphs.planning import plan_graphs
+from hardpoint_runtime.graphs.steps import StepGraphs
+from hardpoint_runtime.graphs.support import attention_support
 from hardpoint_runtime.loading import load_into, open_weights
 from hardpoint_runtime.memory.kv_cache import KVCache
 from hardpoint_runtime.models import build_model
@@ -51,6 +58,7 @@ if TYPE_CHECKING:
 
     from hardpoint_runtime.attention.metadata import AttentionMetadata
     from hardpoint_runtime.device import DeviceOps
+    from hardpoint_runtime.graphs.static_buffers import StaticBatch
     from hardpoint_runtime.models import LanguageModel
     from hardpoint_runtime.operations import Operations
 
@@ -66,6 +74,7 @@ class WaitingStep:
     generation: int
     inputs: BatchInputs | None
     logits: torch.Tensor | None
+    graph_stats: GraphStats | None
     prepare: float
     forward: float
 
@@ -97,6 +106,9 @@ class TorchModelRunner(ModelRunner):
         self.requests: Requests | None = None
         self.builders: tuple[AttentionMetadataBuilder, ...] = ()
         self.sampler: Sampler | None = None
+        self.graph_plan = GraphPlan.eager()
+        self.graphs: StepGraphs | None = None
+        self.timing = self.make_timing()
         self.seat: Seat = ALONE
         self.line: StageLine | None = None
         self._waiting: dict[int, WaitingStep] = {}
@@ -179,13 +191,42 @@ class TorchModelRunner(ModelRunner):
         """Build the sampler."""
         return Sampler(self.device)
 
+    def make_graph_plan(self, operations: Operations) -> GraphPlan:
+        """Return which graphs steps may replay; none of them is made yet. Raises ConfigError for a
+        ``graph_mode`` that cannot be had.
+        """
+        default = GraphMode.named(self.device.default_graph_mode)
+        if self.config.graph.graph_mode in (None, "none") and default is GraphMode.NONE:
+            return GraphPlan.eager()
+        return plan_graphs(
+            self.config,
+            self.registry,
+            self.platform.name,
+            self.device,
+            support=attention_support(operations),
+            default=default,
+        )
+
+    def make_graphs(self, plan: GraphPlan) -> StepGraphs:
+        """Return what makes the graphs of a plan and replays them."""
+        return StepGraphs(self, plan)
+
+    def make_timing(self) -> BatchTiming | None:
+        """Return what times steps by their size, where that is asked for."""
+        interval = self.config.observability.batch_timing_interval
+        return None if interval is None else BatchTiming(interval, self.device)
+
     # The life of a runner, in order.
 
     def load_model(self) -> LoadReport:
         """Construct the model and load its weights; report their bytes and the seconds it took."""
         started = time.perf_counter()
-        self.operations = self.make_operations()
-        model = self.make_model(self.operations)
+        operations = self.make_operations()
+        self.graph_plan = self.make_graph_plan(operations)
+        if self.graph_plan.mode.needs_splitting:
+            operations = split_operations(operations)
+        self.operations = operations
+        model = self.make_model(operations)
         self.load_weights(model)
         self.model = model
         if self.seat.pipeline is not None:
@@ -244,7 +285,7 @@ class TorchModelRunner(ModelRunner):
         """Run a decode, a prefill and every way of sampling once, with rows that belong to nobody.
 
         Nothing is written to the cache, no request is made and no generator is touched, so that
-        later outputs are as if it had not run.
+        later outputs are as if it had not run. Then the graphs of the plan are made.
         """
         started = time.perf_counter()
         if self.kv_cache is None or self.sampler is None:
@@ -255,20 +296,30 @@ class TorchModelRunner(ModelRunner):
                 dummy_forward(self, self.kv_cache, self.builders, lengths)
             if self.seat.is_last_stage:
                 dummy_sampling(self, self.sampler, rows)
+            if self.graph_plan.graphs:
+                self.graphs = self.make_graphs(self.graph_plan)
+                self.graphs.capture_all()
         self.device.synchronize()
         return WarmUpReport(language_s=time.perf_counter() - started)
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Adopt a longest length; the tables become as wide. Raises MessageError if a known request
-        is longer.
+        is longer, LifecycleError if graphs were captured for shorter ones.
         """
+        if self.graphs is not None and max_model_len > self.graphs.longest:
+            raise LifecycleError(
+                f"max_model_len = {max_model_len}: graphs were captured for at most "
+                f"{self.graphs.longest} tokens a request"
+            )
         if self.requests is not None:
             self.requests.resize(max_model_len)
         self.max_model_len = max_model_len
 
     def close(self) -> None:
         """Drop the model, the cache and the requests."""
-        self.model = self.kv_cache = self.requests = self.sampler = None
+        if self.graphs is not None:
+            self.graphs.close()
+        self.model = self.kv_cache = self.requests = self.sampler = self.graphs = None
         self.operations = self.line = None
         self._waiting.clear()
         self.builders = ()
@@ -284,18 +335,20 @@ class TorchModelRunner(ModelRunner):
         started = time.perf_counter()
         plan = scheduler_output
         self.apply(plan)
-        inputs = logits = None
+        inputs = logits = stats = None
         prepared = time.perf_counter()
         if plan.total_tokens:
             inputs = self.prepare(plan)
             prepared = time.perf_counter()
             with self.device.inference():
                 logits = self.forward(inputs, plan)
+            stats = None if self.graphs is None else self.graphs.count(inputs)
         step = WaitingStep(
             step_id=plan.step_id,
             generation=plan.generation,
             inputs=inputs,
             logits=logits,
+            graph_stats=stats,
             prepare=prepared - started,
             forward=time.perf_counter() - prepared,
         )
@@ -340,53 +393,102 @@ class TorchModelRunner(ModelRunner):
         if self.requests is None:
             self._missing("execute_model", "initialize_kv_cache")
         order = batch_order(plan.num_tokens)
-        return build_inputs(self.requests, order, [plan.num_tokens[req_id] for req_id in order])
+        counts = [plan.num_tokens[req_id] for req_id in order]
+        if self.graphs is None:
+            return build_inputs(self.requests, order, counts)
+        dispatch = self.graphs.dispatch(plan.total_tokens, len(order), max(counts))
+        eager = dispatch.mode is GraphMode.NONE
+        return build_inputs(
+            self.requests,
+            order,
+            counts,
+            padded_reqs=None if eager else dispatch.key.num_reqs,
+            padded_tokens=None if eager else dispatch.key.num_tokens,
+            dispatch=dispatch,
+        )
 
     def forward(self, inputs: BatchInputs, plan: SchedulerOutput) -> torch.Tensor | None:
         """Run the model; return the logits [m, V] of the rows to sample, None for no such row, or
         where another pipeline stage has them.
         """
-        if self.kv_cache is None:
-            self._missing("execute_model", "initialize_kv_cache")
+        if self.timing is None:
+            return self._forward(inputs, plan)
+        with self.timing.measured(len(inputs.row_of_token)):
+            return self._forward(inputs, plan)
+
+    def _forward(self, inputs: BatchInputs, plan: SchedulerOutput) -> torch.Tensor | None:
         model = self.get_model()
-        context = ForwardContext(
-            attention=self.build_attention(inputs),
-            kv_caches=self.kv_cache.layers,
-            step_id=plan.step_id,
-            extra={**self.context_extra, **plan.extra},
-            cancelled=self.context.cancelled,
-        )
-        with entered(context):
+        replayed = None if self.graphs is None else self.graphs.find(inputs.dispatch)
+        batch = None if replayed is None else replayed.batch
+        if batch is None:
             token_ids = self.device.to_device(inputs.token_ids, torch.int64)
             positions = self.device.to_device(inputs.positions, torch.int64)
-            rows = None
-            if len(inputs.logits_rows) < inputs.num_tokens:
-                rows = self.device.to_device(inputs.logits_rows, torch.int64)
+        else:
+            token_ids, positions = batch.token_ids, batch.positions
+            self.device.write(token_ids, inputs.token_ids)
+            self.device.write(positions, inputs.positions)
+        context = self.make_forward_context(inputs, batch, plan)
+        rows = None
+        if len(inputs.logits_rows) < inputs.num_tokens:
+            rows = self.device.to_device(inputs.logits_rows, torch.int64)
+        with entered(context):
+            run: Any = model if replayed is None else replayed
             if self.line is None:
-                hidden = model(token_ids, positions, context, rows)
+                hidden = run(token_ids, positions, context, rows)
             else:
-                hidden = self.line.run(model, token_ids, positions, context, rows)
+                hidden = self.line.run(run, token_ids, positions, context, rows)
             if hidden is None or not len(inputs.logits_rows):
                 return None
             return model.compute_logits(hidden)
 
-    def build_attention(self, inputs: BatchInputs) -> dict[str, AttentionMetadata]:
-        """Return layer name -> attention metadata; layers of one group share theirs."""
+    def make_forward_context(
+        self, inputs: BatchInputs, batch: StaticBatch | None, plan: SchedulerOutput | None = None
+    ) -> ForwardContext:
+        """Return the step as its layers see it. ``batch``: the static buffers of the graph that it
+        replays; ``plan``: None where it belongs to nobody.
+        """
+        if self.kv_cache is None:
+            self._missing("execute_model", "initialize_kv_cache")
+        dispatch = inputs.dispatch
+        return ForwardContext(
+            attention=self.build_attention(inputs, batch),
+            kv_caches=self.kv_cache.layers,
+            graph_mode="NONE" if dispatch is None else dispatch.mode.name,
+            batch_key=None if batch is None or dispatch is None else dispatch.key,
+            num_tokens=len(inputs.row_of_token),
+            step_id=-1 if plan is None else plan.step_id,
+            extra=self.context_extra if plan is None else {**self.context_extra, **plan.extra},
+            cancelled=self.context.cancelled,
+        )
+
+    def build_attention(
+        self, inputs: BatchInputs, batch: StaticBatch | None = None
+    ) -> dict[str, AttentionMetadata]:
+        """Return layer name -> attention metadata; layers of one group share theirs.
+
+        With the static buffers of a FULL graph, ``batch``, it is written into them.
+        """
         by_layer: dict[str, AttentionMetadata] = {}
         if self.kv_cache is None:
             return by_layer
         for index, (builder, group) in enumerate(
             zip(self.builders, self.kv_cache.plan.groups, strict=True)
         ):
-            metadata = builder.build(
-                query_start=inputs.query_start.tolist(),
-                seq_lens=inputs.seq_lens.tolist(),
-                block_table=inputs.block_tables[index],
-                slots=inputs.cache_slots[index],
-                positions=inputs.positions,
-                num_reqs=len(inputs.req_ids),
-                num_tokens=len(inputs.row_of_token),
-            )
+            values: dict[str, Any] = {
+                "query_start": inputs.query_start.tolist(),
+                "seq_lens": inputs.seq_lens.tolist(),
+                "block_table": inputs.block_tables[index],
+                "slots": inputs.cache_slots[index],
+                "positions": inputs.positions,
+                "num_reqs": len(inputs.req_ids),
+                "num_tokens": len(inputs.row_of_token),
+            }
+            if batch is None or not batch.groups:
+                metadata = builder.build(**values)
+            else:
+                metadata = builder.build_for_graph(
+                    batch.groups[index], max_query=batch.max_query, **values
+                )
             by_layer.update(dict.fromkeys(group.layers, metadata))
         return by_layer
 
@@ -405,6 +507,7 @@ class TorchModelRunner(ModelRunner):
                 req_ids=req_ids,
                 tokens=((),) * len(req_ids),
                 timings=StepTimings(prepare=step.prepare, forward=step.forward),
+                graph_stats=step.graph_stats,
             )
         if self.requests is None or self.sampler is None:
             self._missing("sample_tokens", "initialize_kv_cache")
@@ -435,6 +538,7 @@ class TorchModelRunner(ModelRunner):
                 forward=step.forward,
                 sample=time.perf_counter() - started,
             ),
+            graph_stats=step.graph_stats,
         )
 
     def _kv_cache_dtype(self) -> str:

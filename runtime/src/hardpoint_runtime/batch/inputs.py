@@ -17,6 +17,7 @@ from hardpoint_runtime.batch.requests import is_complete
 
 if TYPE_CHECKING:
     from hardpoint_runtime.batch.requests import Requests
+    from hardpoint_runtime.graphs.dispatcher import Dispatch
 
 
 @frozen(kw_only=True, eq=False)
@@ -29,7 +30,7 @@ class BatchInputs:
     computed + scheduled, 0 for padding. ``cache_slots[g]`` int64 [num_tokens], -1 for padding, and
     ``block_tables[g]`` int32 [num_reqs, cols] belong to KV cache group g. ``sampled_rows`` int64
     [m] are the rows whose next token can be drawn, ``logits_rows`` int64 [m] the places of their
-    last tokens.
+    last tokens. ``dispatch`` says which graph the batch is padded for, None: none.
     """
 
     req_ids: tuple[str, ...]
@@ -45,6 +46,7 @@ class BatchInputs:
     block_tables: tuple[Array, ...]
     sampled_rows: Array
     logits_rows: Array
+    dispatch: Dispatch | None = None
 
     @property
     def max_query(self) -> int:
@@ -76,9 +78,11 @@ def build_inputs(
     *,
     padded_reqs: int | None = None,
     padded_tokens: int | None = None,
+    dispatch: Dispatch | None = None,
 ) -> BatchInputs:
     """Build the inputs of the named requests, ``num_scheduled[i]`` tokens of request i, padded to
-    ``padded_reqs`` rows and ``padded_tokens`` tokens (None: as many as there are).
+    ``padded_reqs`` rows and ``padded_tokens`` tokens (None: as many as there are). ``dispatch`` is
+    noted down.
     """
     columns = requests.columns
     counts = np.asarray(num_scheduled, dtype=np.int64)
@@ -115,6 +119,7 @@ def build_inputs(
         block_tables=tuple(table.gather(slots, rows) for table in tables),
         sampled_rows=sampled,
         logits_rows=ends[sampled] - 1,
+        dispatch=dispatch,
     )
 
 

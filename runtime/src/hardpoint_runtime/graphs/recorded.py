@@ -166,7 +166,7 @@ def _reach(tensor: torch.Tensor) -> int:
     if not tensor.numel():
         return 0
     steps = zip(tensor.shape, tensor.stride(), strict=True)
-    elements = tensor.storage_offset() + sum((n - 1) * stride for n, stride in steps) + 1
+    elements = int(tensor.storage_offset()) + sum((n - 1) * stride for n, stride in steps) + 1
     return elements * tensor.itemsize
 
 

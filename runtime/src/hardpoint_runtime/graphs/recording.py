@@ -18,11 +18,17 @@ import torch
 from attrs import frozen
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from hardpoint_runtime.graphs import refusals
 from hardpoint_runtime.graphs.errors import GraphCaptureError
-from hardpoint_runtime.graphs.torch_operations import Storage, schema_of, storage_of, tensors_in
+from hardpoint_runtime.graphs.torch_operations import (
+    Storage,
+    leaves,
+    run_parts,
+    schema_of,
+    storage_of,
+    tensors_in,
+)
 
 
 @frozen(kw_only=True, eq=False)
@@ -97,11 +103,11 @@ def opaque(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return recorder.whole(function, args, kwargs, eager=False)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation of its thread."""
 
     def __init__(self, cuts: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.cuts = cuts
         self.entries: list[Entry] = []
         self.paused = False
@@ -117,7 +123,7 @@ class _Recorder(TorchDispatchMode):
         if self.paused:
             return func(*args, **kwargs)
         with self:
-            parts = func.decompose(*args, **kwargs)
+            parts = run_parts(func, args, kwargs)
         if parts is not NotImplemented:
             return parts
         refusals.check(func, args, kwargs)
@@ -226,10 +232,10 @@ def _entry_differences(
     if one.name != other.name:
         yield f"operation {index} is {one.name}, then {other.name}"
         return
-    leaves = (tree_leaves((e.args, dict(e.kwargs))) for e in (one, other))
+    given = (leaves((e.args, dict(e.kwargs))) for e in (one, other))
     described = [
         [_described(leaf, place) for leaf in each]
-        for each, place in zip(leaves, places, strict=True)
+        for each, place in zip(given, places, strict=True)
     ]
     if not one.eager and described[0] != described[1]:
         changed = [(a, b) for a, b in zip(*described, strict=False) if a != b]
