@@ -101,13 +101,10 @@ def look(around: Surroundings) -> Sighting:
 
 
 def _pci_functions(root: Path) -> list[str]:
-    found = []
-    for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
-        if _read(folder / "vendor") == PCI_VENDOR and (
-            name := CHIP_NAMES.get(_read(folder / "device"))
-        ):
-            found.append(name)
-    return found
+    folders = sorted((root / "sys/bus/pci/devices").glob("*"))
+    ours = [folder for folder in folders if _read(folder / "vendor") == PCI_VENDOR]
+    names = [CHIP_NAMES.get(_read(folder / "device")) for folder in ours]
+    return [name for name in names if name is not None]
 
 
 def _device_files(root: Path) -> list[Path]:

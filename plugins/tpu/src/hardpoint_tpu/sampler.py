@@ -1,0 +1,109 @@
+"""The sampler: runs the sampling stages over one piece's logits and reads the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from attrs import field, frozen
+from hardpoint.messages import Logprobs
+
+from hardpoint_tpu.sampling import SamplingArrays
+
+if TYPE_CHECKING:
+    from hardpoint.sampling_params import SamplingParams
+
+    from hardpoint_tpu.programs import Programs
+
+
+@frozen(kw_only=True)
+class Sampled:
+    """The tokens of n rows, the log-probabilities of those that asked, and row -> how many of its
+    logits were no number (V where none was left to choose from).
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: Mapping[int, Logprobs] = field(factory=dict)
+    nan_counts: Mapping[int, int] = field(factory=dict)
+
+
+class Sampler:
+    """Chooses tokens by the stages of ``programs``. Stateless."""
+
+    def __init__(self, programs: Programs) -> None:
+        self.programs = programs
+
+    def sample(self, logits: jax.Array, arrays: SamplingArrays, count: int) -> Sampled:
+        """Choose a token for each of the first ``count`` rows of ``logits`` [R, V]."""
+        stages, rows = self.programs.stages, logits.shape[0]
+        edited = logits
+        if arrays.edits is not None:
+            edited = stages["edit"](rows, edited, *arrays.edits)
+        if arrays.penalties is not None:
+            penalties = arrays.penalties
+            edited = stages["penalise"](
+                rows, edited, penalties.counts, penalties.prompted, penalties.penalties
+            )
+        if arrays.draws is None:
+            tokens, wrong = stages["greedy"](rows, edited)
+        else:
+            draws = arrays.draws
+            tokens, wrong = stages["draw"](
+                rows, edited, draws.numbers, draws.top_k, draws.keys, self.programs.steps
+            )
+        logprobs = self._logprobs(logits, tokens, arrays.asks) if arrays.asks else {}
+        chosen, bad = np.asarray(tokens)[:count].tolist(), np.asarray(wrong)[:count]
+        return Sampled(
+            tokens=tuple(chosen),
+            logprobs=logprobs,
+            nan_counts={int(row): int(bad[row]) for row in np.flatnonzero(bad)},
+        )
+
+    def _logprobs(
+        self, logits: jax.Array, tokens: jax.Array, asks: Mapping[int, SamplingParams]
+    ) -> dict[int, Logprobs]:
+        """Return a row of log-probabilities for each ask, of the logits before any edit: first the
+        sampled token's, then the best and the listed ones together, best first, each once.
+        """
+        stages, rows = self.programs.stages, logits.shape[0]
+        found = [np.asarray(each) for each in stages["gather"](rows, logits, tokens)]
+        own, ranks, ids, values = found
+        most = ids.shape[1]
+        wide = any(
+            _count(sampling, logits.shape[1]) > most or sampling.logprob_token_ids
+            for sampling in asks.values()
+        )
+        everything = np.asarray(stages["normalise"](rows, logits)) if wide else None
+        chosen = np.asarray(tokens)
+        results = {}
+        for row, sampling in asks.items():
+            count = _count(sampling, logits.shape[1])
+            pairs = _best(ids[row], values[row], everything, row, count)
+            listed = dict.fromkeys(sampling.logprob_token_ids or ())
+            if listed and everything is not None:
+                there = {pair[0] for pair in pairs}
+                pairs += [(i, float(everything[row, i])) for i in listed if i not in there]
+                pairs.sort(key=lambda pair: (-pair[1], pair[0]))
+            results[row] = Logprobs(
+                ids=((int(chosen[row]), *(pair[0] for pair in pairs)),),
+                values=((float(own[row]), *(pair[1] for pair in pairs)),),
+                ranks=(int(ranks[row]),),
+            )
+        return results
+
+
+def _count(sampling: SamplingParams, vocabulary: int) -> int:
+    """Return how many of the best a request wants; -1 is the whole vocabulary."""
+    count = sampling.logprobs or 0
+    return vocabulary if count < 0 else min(count, vocabulary)
+
+
+def _best(ids: Any, values: Any, everything: Any, row: int, count: int) -> list[tuple[int, float]]:
+    """Return the ``count`` best (id, value), the lowest id first among equals."""
+    if count > len(ids):
+        values = everything[row]
+        ids = np.argsort(-values, kind="stable")[:count]
+        values = values[ids]
+    return list(zip(ids[:count].tolist(), values[:count].tolist(), strict=True))
