@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from attrs import frozen
 from hardpoint.errors import (
     HardpointError,
     LifecycleError,
     MemoryBudgetError,
     UnsupportedError,
 )
-from hardpoint.messages import GraphStats, ModelRunnerOutput, StepTicket, StepTimings
+from hardpoint.messages import ModelRunnerOutput, StepTicket
 from hardpoint.model_runner import ModelRunner
 from hardpoint.records import LoadReport, WarmUpReport
 from hardpoint.references import resolve
@@ -46,7 +45,8 @@ from hardpoint_runtime.parallel.seat import ALONE, Seat
 from hardpoint_runtime.sampling.batch import build_sampling_batch
 from hardpoint_runtime.sampling.columns import SAMPLING_COLUMNS
 from hardpoint_runtime.sampling.sampler import Sampler
-from hardpoint_runtime.warm_up import dummy_forward, dummy_sampling, single_block_plan
+from hardpoint_runtime.waiting_steps import WaitingStep, WaitingSteps
+from hardpoint_runtime.warm_up import profile, warm_up
 
 if TYPE_CHECKING:
     from hardpoint.checkpoints.description import ModelDescription
@@ -61,22 +61,6 @@ if TYPE_CHECKING:
     from hardpoint_runtime.graphs.static_buffers import StaticBatch
     from hardpoint_runtime.models import LanguageModel
     from hardpoint_runtime.operations import Operations
-
-PROFILED_LAYERS = 1
-"""Layers that a profile runs: they are alike, and what one allocates the next one reuses."""
-
-
-@frozen(kw_only=True, eq=False)
-class WaitingStep:
-    """A step whose forward is done and whose tokens are not chosen yet."""
-
-    step_id: int
-    generation: int
-    inputs: BatchInputs | None
-    logits: torch.Tensor | None
-    graph_stats: GraphStats | None
-    prepare: float
-    forward: float
 
 
 class TorchModelRunner(ModelRunner):
@@ -111,7 +95,7 @@ class TorchModelRunner(ModelRunner):
         self.timing = self.make_timing()
         self.seat: Seat = ALONE
         self.line: StageLine | None = None
-        self._waiting: dict[int, WaitingStep] = {}
+        self._waiting = WaitingSteps()
 
     # Collaborators: override one to change a part.
 
@@ -257,22 +241,7 @@ class TorchModelRunner(ModelRunner):
         Called by the worker, which watches the memory. One layer with as many tokens as a step
         may have, then the logits and the sampling of as many requests as may run.
         """
-        scheduler = self.config.scheduler
-        rows = scheduler.max_num_seqs or 1
-        tokens = max(scheduler.max_num_batched_tokens or 1, rows)
-        longest = min(tokens, self.max_model_len)
-        lengths = [longest] * (tokens // longest) + [tokens % longest] * (tokens % longest > 0)
-        plan = single_block_plan(self.get_kv_cache_spec())
-        with self.device.inference():
-            dummy_forward(
-                self,
-                self.make_kv_cache(plan),
-                self.make_metadata_builders(plan),
-                lengths,
-                layers=PROFILED_LAYERS,
-            )
-            if self.seat.is_last_stage:
-                dummy_sampling(self, self.make_sampler(), rows)
+        profile(self)
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the cache, and build what depends on its shape."""
@@ -290,12 +259,8 @@ class TorchModelRunner(ModelRunner):
         started = time.perf_counter()
         if self.kv_cache is None or self.sampler is None:
             self._missing("warm_up", "initialize_kv_cache")
-        rows = min(self.config.scheduler.max_num_seqs or 1, 4)
         with self.device.inference():
-            for lengths in ([1], [1] * rows, [min(16, self.max_model_len)]):
-                dummy_forward(self, self.kv_cache, self.builders, lengths)
-            if self.seat.is_last_stage:
-                dummy_sampling(self, self.sampler, rows)
+            warm_up(self, self.kv_cache, self.sampler)
             if self.graph_plan.graphs:
                 self.graphs = self.make_graphs(self.graph_plan)
                 self.graphs.capture_all()
@@ -353,21 +318,13 @@ class TorchModelRunner(ModelRunner):
             forward=time.perf_counter() - prepared,
         )
         if plan.defer_sampling:
-            self._waiting[plan.step_id] = step
+            self._waiting.keep(step)
             return StepTicket(step_id=plan.step_id, generation=plan.generation)
         return self.finish(step, None)
 
     def sample_tokens(self, ticket: StepTicket, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         """Choose the tokens of the step that waits. Raises LifecycleError if it is another one."""
-        step = self._waiting.get(ticket.step_id)
-        if step is None or step.generation != ticket.generation:
-            waiting = ", ".join(f"step {number}" for number in self._waiting) or "none"
-            raise LifecycleError(
-                f"sample_tokens: step {ticket.step_id} does not wait for sampling (waiting: "
-                f"{waiting})"
-            )
-        del self._waiting[ticket.step_id]
-        return self.finish(step, grammar)
+        return self.finish(self._waiting.take(ticket), grammar)
 
     def apply(self, plan: SchedulerOutput) -> None:
         """Bring the requests and the cache up to the plan."""
@@ -377,7 +334,7 @@ class TorchModelRunner(ModelRunner):
         plan.check()
         if plan.drafts:
             raise UnsupportedError("speculative decoding", f"platform {self.platform.name!r}")
-        self._abandon_waiting(plan)
+        self._waiting.abandon(plan, most=self.seat.topology.pipeline)
         requests.forget(plan.finished)
         requests.park(plan.preempted)
         requests.check(plan)
@@ -498,20 +455,11 @@ class TorchModelRunner(ModelRunner):
         Rows of unfinished prompts are not sampled: theirs is an empty tuple.
         """
         started = time.perf_counter()
-        inputs = step.inputs
-        if inputs is None or step.logits is None:
-            req_ids = () if inputs is None else inputs.req_ids
-            return ModelRunnerOutput(
-                step_id=step.step_id,
-                generation=step.generation,
-                req_ids=req_ids,
-                tokens=((),) * len(req_ids),
-                timings=StepTimings(prepare=step.prepare, forward=step.forward),
-                graph_stats=step.graph_stats,
-            )
+        if step.inputs is None or step.logits is None:
+            return step.output(None, sample=0.0)
         if self.requests is None or self.sampler is None:
             self._missing("sample_tokens", "initialize_kv_cache")
-        ids = inputs.sampled_ids
+        ids = step.inputs.sampled_ids
         batch = build_sampling_batch(
             self.requests,
             ids,
@@ -523,41 +471,11 @@ class TorchModelRunner(ModelRunner):
             sampled = self.sampler.sample(step.logits, batch)
         for req_id, token in zip(ids, sampled.tokens, strict=True):
             self.requests.append_token(req_id, token)
-        chosen = dict(zip(ids, sampled.tokens, strict=True))
-        return ModelRunnerOutput(
-            step_id=step.step_id,
-            generation=step.generation,
-            req_ids=inputs.req_ids,
-            tokens=tuple(
-                (chosen[req_id],) if req_id in chosen else () for req_id in inputs.req_ids
-            ),
-            logprobs={ids[row]: logprobs for row, logprobs in sampled.logprobs.items()},
-            nan_counts={ids[row]: count for row, count in sampled.nan_counts.items()},
-            timings=StepTimings(
-                prepare=step.prepare,
-                forward=step.forward,
-                sample=time.perf_counter() - started,
-            ),
-            graph_stats=step.graph_stats,
-        )
+        return step.output(sampled, sample=time.perf_counter() - started)
 
     def _kv_cache_dtype(self) -> str:
         dtype = self.config.cache.kv_cache_dtype
         return self.config.model.dtype if dtype == "auto" else dtype
-
-    def _abandon_waiting(self, plan: SchedulerOutput) -> None:
-        """Steps that wait for sampling may only be left behind if all their requests are gone; as
-        many as there are pipeline stages may wait, each for requests of its own.
-        """
-        for step in tuple(self._waiting.values()):
-            alive = set(step.inputs.req_ids if step.inputs else ()) - plan.finished
-            if not alive:
-                del self._waiting[step.step_id]
-            elif len(self._waiting) >= self.seat.topology.pipeline or alive & set(plan.num_tokens):
-                raise LifecycleError(
-                    f"step {step.step_id} waits for sample_tokens (requests {sorted(alive)}); step "
-                    f"{plan.step_id} cannot run before it"
-                )
 
     def _missing(self, method: str, step: str) -> NoReturn:
         raise LifecycleError(f"{method} was called before {step}")

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from hardpoint_runtime.model_runner import TorchModelRunner
     from hardpoint_runtime.sampling.sampler import Sampler
 
+PROFILED_LAYERS = 1
+"""Layers that a profile runs: they are alike, and what one allocates the next one reuses."""
+
 
 def single_block_plan(specs: Mapping[str, KVCacheSpec]) -> KVCacheConfig:
     """Return the plan of a KV cache that has the null block only."""
@@ -34,6 +37,37 @@ def single_block_plan(specs: Mapping[str, KVCacheSpec]) -> KVCacheConfig:
         KVCacheTensor(num_bytes=spec.page_bytes, layers=(name,)) for name, spec in specs.items()
     )
     return KVCacheConfig(num_blocks=1, groups=groups, tensors=tensors)
+
+
+def profile(runner: TorchModelRunner) -> None:
+    """Run what allocates most: one layer with as many tokens as a step may have, then the logits
+    and the sampling of as many requests as may run.
+    """
+    scheduler = runner.config.scheduler
+    rows = scheduler.max_num_seqs or 1
+    tokens = max(scheduler.max_num_batched_tokens or 1, rows)
+    longest = min(tokens, runner.max_model_len)
+    lengths = [longest] * (tokens // longest) + [tokens % longest] * (tokens % longest > 0)
+    plan = single_block_plan(runner.get_kv_cache_spec())
+    with runner.device.inference():
+        dummy_forward(
+            runner,
+            runner.make_kv_cache(plan),
+            runner.make_metadata_builders(plan),
+            lengths,
+            layers=PROFILED_LAYERS,
+        )
+        if runner.seat.is_last_stage:
+            dummy_sampling(runner, runner.make_sampler(), rows)
+
+
+def warm_up(runner: TorchModelRunner, kv_cache: KVCache, sampler: Sampler) -> None:
+    """Run a decode, a prefill and every way of sampling once."""
+    rows = min(runner.config.scheduler.max_num_seqs or 1, 4)
+    for lengths in ([1], [1] * rows, [min(16, runner.max_model_len)]):
+        dummy_forward(runner, kv_cache, runner.builders, lengths)
+    if runner.seat.is_last_stage:
+        dummy_sampling(runner, sampler, rows)
 
 
 def dummy_forward(
