@@ -30,14 +30,16 @@ from hardpoint_runtime.batch.requests import Requests, make_columns
 from hardpoint_runtime.batch_timing import BatchTiming
 from hardpoint_runtime.device import DTYPES
 from hardpoint_runtime.forward_context import ForwardContext, entered
+from hardpoint_runtime.graphs.collectives import recordable
 from hardpoint_runtime.graphs.modes import GraphMode
 from hardpoint_runtime.graphs.piecewise import split_operations
 from hardpoint_runtime.graphs.plan import GraphPlan
 from hardpoint_runtime.graphs.planning import plan_graphs
-from hardpoint_runtime.graphs.steps import StepGraphs
+from hardpoint_runtime.graphs.steps import StepGraphs, write_tokens
 from hardpoint_runtime.graphs.support import attention_support
 from hardpoint_runtime.loading import load_into, open_weights
 from hardpoint_runtime.memory.kv_cache import KVCache
+from hardpoint_runtime.memory.workspace import Workspace
 from hardpoint_runtime.models import build_model
 from hardpoint_runtime.operations import resolve as resolve_operations
 from hardpoint_runtime.parallel.pipeline import StageLine
@@ -93,6 +95,7 @@ class TorchModelRunner(ModelRunner):
         self.graph_plan = GraphPlan.eager()
         self.graphs: StepGraphs | None = None
         self.timing = self.make_timing()
+        self.workspace = Workspace(device)
         self.seat: Seat = ALONE
         self.line: StageLine | None = None
         self._waiting = WaitingSteps()
@@ -122,7 +125,7 @@ class TorchModelRunner(ModelRunner):
             self.dtype,
             registry=self.registry,
             platform_name=self.platform.name,
-            seat=self.seat,
+            seat=recordable(self.seat) if self.graph_plan.graphs else self.seat,
         )
 
     def load_weights(self, model: LanguageModel) -> None:
@@ -264,6 +267,7 @@ class TorchModelRunner(ModelRunner):
             if self.graph_plan.graphs:
                 self.graphs = self.make_graphs(self.graph_plan)
                 self.graphs.capture_all()
+        self.workspace.lock()
         self.device.synchronize()
         return WarmUpReport(language_s=time.perf_counter() - started)
 
@@ -286,6 +290,7 @@ class TorchModelRunner(ModelRunner):
             self.graphs.close()
         self.model = self.kv_cache = self.requests = self.sampler = self.graphs = None
         self.operations = self.line = None
+        self.workspace.clear()
         self._waiting.clear()
         self.builders = ()
 
@@ -382,8 +387,7 @@ class TorchModelRunner(ModelRunner):
             positions = self.device.to_device(inputs.positions, torch.int64)
         else:
             token_ids, positions = batch.token_ids, batch.positions
-            self.device.write(token_ids, inputs.token_ids)
-            self.device.write(positions, inputs.positions)
+            write_tokens(self.device, inputs, batch)
         context = self.make_forward_context(inputs, batch, plan)
         rows = None
         if len(inputs.logits_rows) < inputs.num_tokens:
@@ -413,6 +417,7 @@ class TorchModelRunner(ModelRunner):
             graph_mode="NONE" if dispatch is None else dispatch.mode.name,
             batch_key=None if batch is None or dispatch is None else dispatch.key,
             num_tokens=len(inputs.row_of_token),
+            workspace=self.workspace,
             step_id=-1 if plan is None else plan.step_id,
             extra=self.context_extra if plan is None else {**self.context_extra, **plan.extra},
             cancelled=self.context.cancelled,

@@ -43,29 +43,37 @@ def profile(runner: TorchModelRunner) -> None:
     """Run what allocates most: one layer with as many tokens as a step may have, then the logits
     and the sampling of as many requests as may run.
     """
-    scheduler = runner.config.scheduler
-    rows = scheduler.max_num_seqs or 1
-    tokens = max(scheduler.max_num_batched_tokens or 1, rows)
-    longest = min(tokens, runner.max_model_len)
-    lengths = [longest] * (tokens // longest) + [tokens % longest] * (tokens % longest > 0)
+    rows = runner.config.scheduler.max_num_seqs or 1
     plan = single_block_plan(runner.get_kv_cache_spec())
     with runner.device.inference():
         dummy_forward(
             runner,
             runner.make_kv_cache(plan),
             runner.make_metadata_builders(plan),
-            lengths,
+            _largest(runner),
             layers=PROFILED_LAYERS,
         )
         if runner.seat.is_last_stage:
             dummy_sampling(runner, runner.make_sampler(), rows)
 
 
+def _largest(runner: TorchModelRunner) -> list[int]:
+    """Return the lengths of rows that make up the largest step."""
+    scheduler = runner.config.scheduler
+    tokens = max(scheduler.max_num_batched_tokens or 1, scheduler.max_num_seqs or 1)
+    longest = min(tokens, runner.max_model_len)
+    return [longest] * (tokens // longest) + [tokens % longest] * (tokens % longest > 0)
+
+
 def warm_up(runner: TorchModelRunner, kv_cache: KVCache, sampler: Sampler) -> None:
-    """Run a decode, a prefill and every way of sampling once."""
+    """Run a decode, a prefill and every way of sampling once, and the largest step if operations
+    have scratch memory, which must have grown by then.
+    """
     rows = min(runner.config.scheduler.max_num_seqs or 1, 4)
     for lengths in ([1], [1] * rows, [min(16, runner.max_model_len)]):
         dummy_forward(runner, kv_cache, runner.builders, lengths)
+    if runner.workspace.num_bytes:
+        dummy_forward(runner, kv_cache, runner.builders, _largest(runner))
     if runner.seat.is_last_stage:
         dummy_sampling(runner, sampler, rows)
 
@@ -98,6 +106,7 @@ def dummy_forward(
     context = ForwardContext(
         attention=attention,
         kv_caches=kv_cache.layers,
+        workspace=runner.workspace,
         extra=runner.context_extra,
         cancelled=_after(layers, runner.context.cancelled),
     )

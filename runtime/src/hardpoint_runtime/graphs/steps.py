@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hardpoint.messages import GraphStats
 
     from hardpoint_runtime.batch.inputs import BatchInputs
-    from hardpoint_runtime.device import Graph
+    from hardpoint_runtime.device import DeviceOps, Graph
     from hardpoint_runtime.model_runner import TorchModelRunner
     from hardpoint_runtime.models.language_model import Carried
 
@@ -118,7 +118,7 @@ class StepGraphs:
         key = capture.key
         query = self.plan.rules.uniform_query if key.uniform else key.num_tokens
         batch = self._buffers.batch(key.num_tokens, key.num_reqs, query)
-        self.load(inputs, batch)
+        write_tokens(self._device, inputs, batch)
         step = runner.make_forward_context(inputs, batch)
         return PreparedRun(model=runner.get_model(), batch=batch, step=step)
 
@@ -174,11 +174,6 @@ class StepGraphs:
         if inputs.dispatch is None:
             return None
         return self.counts.step(inputs.dispatch, len(inputs.row_of_token))
-
-    def load(self, inputs: BatchInputs, batch: StaticBatch) -> None:
-        """Write a step's tokens into the static buffers. Its attention metadata follows."""
-        self._device.write(batch.token_ids, inputs.token_ids)
-        self._device.write(batch.positions, inputs.positions)
 
     def replay(
         self, graph: PiecewiseGraph | Graph, key: BatchKey, step: ForwardContext
@@ -262,6 +257,12 @@ class PreparedRun:
         batch, carried = self.batch, dict(self.batch.carried) or None
         with entered(self.step):
             return self.model(batch.token_ids, batch.positions, self.step, None, carried)
+
+
+def write_tokens(device: DeviceOps, inputs: BatchInputs, batch: StaticBatch) -> None:
+    """Write a step's tokens into the static buffers of its graph."""
+    device.write(batch.token_ids, inputs.token_ids)
+    device.write(batch.positions, inputs.positions)
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
