@@ -240,12 +240,26 @@ class SleepReport:
 
 
 @frozen(kw_only=True)
+class SavedTensor:
+    """What a saved file holds of one tensor: its name in checkpoints, dtype, and the shape of the
+    part that the rank has.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@frozen(kw_only=True)
 class SavedFile:
-    """One file written by ``save_sharded_state``: its name and its SHA-256."""
+    """One file written by ``save_sharded_state``: its name, its SHA-256, its size, and what is in
+    it, in order, where the platform says so.
+    """
 
     name: str
     sha256: str
     num_bytes: int
+    tensors: tuple[SavedTensor, ...] = ()
 
 
 @frozen(kw_only=True)

@@ -91,6 +91,12 @@ class SleepState:
                 }[state]
                 raise SleepStateError(f"{action} needs {tag} awake, it is {state.value}: {way_out}")
 
+    def require_weights(self, action: str) -> None:
+        """Raise SleepStateError unless the weights are in memory, and what they should be."""
+        state = self._state["weights"]
+        if state is not Residency.AWAKE:
+            raise SleepStateError(f"{action} needs weights awake, they are {state.value}")
+
     def has_slept(self, level: int) -> bool:
         """Whether all sleeps already, as deeply as ``level``.
 

@@ -189,19 +189,27 @@ class WorkerCalls(ABC):
     def save_sharded_state(
         self, path: str, pattern: str | None = None, max_size: int | None = None
     ) -> list[Sequence[SavedFile]]:
-        """Have every rank write its weights into the folder ``path``; return the files written, per
-        rank.
+        """Have every rank write its weights into the folder ``path``, and a manifest with them;
+        return the files written, per rank. They are there when all are whole; what was saved there
+        before is replaced then. Load it with ``load_format = "sharded_state"`` and the same sizes.
 
         ``pattern`` is a file name with the fields ``{part}`` and ``{rank}`` (or ``{tp}`` and
-        ``{pp}``); ``max_size`` is the most bytes of a file. Raises InvalidRequestError, before
-        anything is sent, for a pattern by which two files would have one name.
+        ``{pp}``); ``max_size`` is the most bytes of a file, but for a tensor that is larger by
+        itself. Raises InvalidRequestError, before anything is sent, for a pattern by which two
+        files would have one name, and SleepStateError while the weights are not in memory.
         """
+        from hardpoint.checkpoints.saving import Saving
+        from hardpoint.checkpoints.sharded_state import manifest_of
+
         self.platform.require(Capability.SHARDED_STATE)
         check_pattern(pattern, self.config.parallel)
         check_max_size(max_size)
-        files: list[Sequence[SavedFile]] = self.collective_rpc(
-            "save_sharded_state", args=(path, pattern, max_size)
-        )
+        self.sleep_state.require_weights("save_sharded_state")
+        with Saving(path) as saving:
+            files: list[Sequence[SavedFile]] = self.collective_rpc(
+                "save_sharded_state", args=(str(saving.place), pattern, max_size)
+            )
+            saving.commit(manifest_of(self.config, files))
         return files
 
     def execute_dummy_batch(self) -> None:

@@ -48,14 +48,14 @@ def describe_folder(folder: Path, *, weights: bool = True) -> ModelDescription:
         if key not in CODE_KEYS
     }
     fields = Fields(path, values)
-    architecture = _architecture(fields)
+    _architecture(fields)
     if weights:
         with SafetensorsCheckpoint(folder) as checkpoint:
             tensors = checkpoint.tensors
         stored = _stored_dtype(tensors)
     else:
         tensors, stored = {}, _declared_dtype(fields)
-    description = _describe(folder, fields, architecture, stored)
+    description = from_configuration(folder, fields, stored)
     if weights:
         _check_tensors(folder, description, tensors)
     return description
@@ -75,7 +75,11 @@ def _architecture(fields: Fields) -> str:
     return names[0]
 
 
-def _describe(folder: Path, fields: Fields, architecture: str, stored: str) -> ModelDescription:
+def from_configuration(folder: Path, fields: Fields, stored_dtype: str) -> ModelDescription:
+    """Describe the model that ``fields``, the keys of a config.json, speak of; its files are in
+    ``folder``. Raises CheckpointError or UnsupportedModelError.
+    """
+    architecture = _architecture(fields)
     heads = fields.integer("num_attention_heads", high=1 << 16)
     hidden = fields.integer("hidden_size", high=1 << 24)
     kv_heads = fields.integer("num_key_value_heads", heads, high=heads)
@@ -101,7 +105,7 @@ def _describe(folder: Path, fields: Fields, architecture: str, stored: str) -> M
         head_size=fields.integer("head_dim", hidden // heads, high=1 << 16),
         vocab_size=vocab,
         context_length=fields.integer("max_position_embeddings"),
-        stored_dtype=stored,
+        stored_dtype=stored_dtype,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=eos or (),
         hf_config={**fields.values, **_numbers(fields)},

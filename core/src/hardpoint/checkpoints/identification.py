@@ -12,20 +12,27 @@ from hardpoint.checkpoints.files import contained, open_regular
 from hardpoint.checkpoints.folder_description import describe_folder
 from hardpoint.checkpoints.gguf import MAGIC
 from hardpoint.checkpoints.gguf_description import describe_gguf
+from hardpoint.checkpoints.safetensors import INDEX, SINGLE
+from hardpoint.checkpoints.sharded_state import (
+    SHARDED_STATE,
+    describe_sharded_state,
+    has_manifest,
+)
 from hardpoint.checkpoints.tables import shown, some
 from hardpoint.errors import CheckpointError
 
-FORMATS: Final = ("auto", "safetensors", "gguf", "dummy")
+FORMATS: Final = ("auto", "safetensors", "gguf", "sharded_state", "dummy")
 DUMMY: Final = "dummy"
 
 
 def read_description(model: str | Path, load_format: str = "auto") -> ModelDescription:
     """Describe a model from its files. Called in the driver, before anything is started.
 
-    ``model`` is a Hugging Face folder, a GGUF file, or a folder with one GGUF file. ``load_format``
-    decides where ``auto`` would; with ``dummy`` the weights are not looked at and the description's
-    ``format`` is ``dummy``; then the model may also be the word ``dummy``, a tiny shape of its own
-    over 256 bytes. Raises CheckpointError, and UnsupportedModelError for an unknown architecture.
+    ``model`` is a Hugging Face folder, a GGUF file, a folder with one GGUF file, or one with a
+    sharded state. ``load_format`` decides where ``auto`` would; with ``dummy`` the weights are not
+    looked at and the description's ``format`` is ``dummy``; then the model may also be the word
+    ``dummy``, a tiny shape of its own over 256 bytes. Raises CheckpointError, and
+    UnsupportedModelError for an unknown architecture.
     """
     if load_format not in FORMATS:
         raise CheckpointError(
@@ -57,7 +64,7 @@ def _describe(path: Path, load_format: str) -> ModelDescription:
         raise CheckpointError(_nothing_at(path))
     if path.is_dir():
         return _describe_directory(path, load_format)
-    if load_format == "safetensors" or not _is_gguf(path):
+    if load_format in ("safetensors", SHARDED_STATE) or not _is_gguf(path):
         raise CheckpointError(
             f"{path}: this is a file, and not a GGUF file; a safetensors model is given as its "
             f"folder, the one with config.json"
@@ -66,6 +73,8 @@ def _describe(path: Path, load_format: str) -> ModelDescription:
 
 
 def _describe_directory(folder: Path, load_format: str) -> ModelDescription:
+    if load_format == SHARDED_STATE or (load_format == "auto" and _has_only_shards(folder)):
+        return describe_sharded_state(folder)
     if load_format != "gguf" and (folder / "config.json").exists():
         return describe_folder(folder)
     files = sorted(path.name for path in folder.glob("*.gguf"))
@@ -75,6 +84,11 @@ def _describe_directory(folder: Path, load_format: str) -> ModelDescription:
         found = f"{len(files)} GGUF files ({some(files)})" if files else "no GGUF file"
         raise CheckpointError(f"{folder}: there is {found} in the folder; give the file's own path")
     return describe_gguf(contained(folder, files[0]))
+
+
+def _has_only_shards(folder: Path) -> bool:
+    whole = (contained(folder, name).exists() for name in (SINGLE, INDEX))
+    return has_manifest(folder) and not any(whole)
 
 
 def _is_gguf(path: Path) -> bool:

@@ -255,6 +255,7 @@ def _parallel(case: Case) -> Iterator[Problem]:
                 f"the model has {description.num_layers} layers.",
                 "Use at most as many stages.",
             )
+        yield from _saved_shards(case)
     executor = case.executor_class
     if stages > 1 and executor is not None and not executor.supports_pp:
         yield case.problem(
@@ -267,6 +268,25 @@ def _parallel(case: Case) -> Iterator[Problem]:
             "nnodes",
             f"there are only {case.placement.num_workers} workers to spread.",
             "Use at most one host for each worker.",
+        )
+
+
+def _saved_shards(case: Case) -> Iterator[Problem]:
+    """Ranks load what ranks saved, so there must be as many of each kind."""
+    from hardpoint.checkpoints.sharded_state import SHARDED_STATE, read_manifest
+
+    description = case.config.description
+    if description is None or description.format != SHARDED_STATE:
+        return
+    manifest = read_manifest(description.path)
+    if (different := manifest.differs(case.config.parallel)) is not None:
+        path, saved = different
+        yield case.problem(
+            path,
+            f"the sharded state in {description.path} was saved by "
+            f"{manifest.tensor_parallel_size} tensor shards and "
+            f"{manifest.pipeline_parallel_size} pipeline stages.",
+            f"Set {path} = {saved}, or load the original model.",
         )
 
 

@@ -99,7 +99,9 @@ class LoadConfig:
     """How weights are read."""
 
     load_format: str = key(
-        "auto", "format of the checkpoint", choices=("auto", "safetensors", "gguf", "dummy")
+        "auto",
+        "format of the checkpoint",
+        choices=("auto", "safetensors", "gguf", "sharded_state", "dummy"),
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hardpoint.errors import HardpointError, LifecycleError, PluginConflictError
 from hardpoint.isolation import log_error
 from hardpoint.messages import ModelRunnerOutput, SchedulerOutput, StepTicket
-from hardpoint.records import LoadReport, SleepReport, WorkerContext, WorkerHealth
+from hardpoint.records import LoadReport, SavedFile, SleepReport, WorkerContext, WorkerHealth
 from hardpoint.references import resolve_class
 from hardpoint.rpc import codec
 from hardpoint.rpc.calls import PackedCall, Reply
@@ -141,6 +141,7 @@ class WorkerHost:
             "wake_up": self._wake_up,
             "discard": self._discard,
             "reload_weights": self._reload_weights,
+            "save_sharded_state": self._save_sharded_state,
             "apply_model": lambda function, *args: function(worker.get_model(), *args),
             "shutdown": self.close,
         }
@@ -324,3 +325,9 @@ class WorkerHost:
         report = self.worker.reload_weights(path)
         self.sleep_state.reloaded()
         return report
+
+    def _save_sharded_state(
+        self, path: str, pattern: str | None = None, max_size: int | None = None
+    ) -> Sequence[SavedFile]:
+        self.sleep_state.require_weights("save_sharded_state")
+        return self.worker.save_sharded_state(path, pattern, max_size)
