@@ -92,19 +92,18 @@ class Gather:
     """
 
     __slots__ = (
-        "_begun", "_count", "_error", "_future", "_lock", "_value", "_values", "_waker",
-        "acknowledged", "call", "ended", "expired", "world_size",
+        "_begun", "_error", "_future", "_lock", "_value", "_values", "_waker", "_wanted",
+        "call", "ended", "expired", "silent", "world_size",
     )  # fmt: skip
 
     def __init__(self, call: Call, world_size: int) -> None:
         self.call = call
         self.world_size = world_size
-        self.acknowledged: set[int] = set()
-        """Ranks that have replied; guarded by the table's lock."""
+        self.silent = self._wanted = (1 << world_size) - 1
+        """Ranks that have not replied, a bit for each; guarded by the table's lock."""
         self.expired = False
         self.ended = False
         self._values: list[Any] = [None] * world_size
-        self._count = 0
         self._value: Any = None
         self._error: BaseException | None = None
         self._begun = False
@@ -145,32 +144,32 @@ class Gather:
             self._begun = True
             return future is None or self._set_running(future)
 
-    def take(self, reply: Reply) -> BaseException | None:
-        """Use one rank's answer; the first error, or the last answer, ends the call. Return the
-        error that the rank reported, if it did.
+    def take(self, rank: int, parcel: codec.Parcel | None) -> None:
+        """Use one rank's value; the last one ends the call.
 
-        What the answer's own code raises while it is rebuilt, be it SystemExit, is the error.
+        What the value's own code raises while it is rebuilt, be it SystemExit, ends it too.
         """
-        if reply.failure is not None:
-            raised = self._raised(reply)
-            self.finish(error=raised)
-            return raised
-        parcel = reply.value
-        value = None
         if parcel is not None:
             try:
                 value = codec.unpack(parcel, f"result of {self.call.name!r}")
             except BaseException as error:  # noqa: BLE001 - else nobody would end the call
-                self.finish(error=self._unusable(reply.rank, error))
-                return None
+                self.finish(error=self._unusable(rank, error))
+                return
+            self._values[rank] = value
         with self._lock:
-            self._values[reply.rank] = value
-            self._count += 1
-            complete = self._count == self.world_size
-        if complete:
-            rank = self.call.reply_rank
-            self.finish(self._values if rank is None else self._values[rank])
-        return None
+            self._wanted = wanted = self._wanted & ~(1 << rank)
+        if not wanted:
+            asked = self.call.reply_rank
+            self.finish(self._values if asked is None else self._values[asked])
+
+    def fail(self, rank: int, failure: RemoteFailure) -> BaseException:
+        """End the call by the error that a rank reported; return that as it is raised here."""
+        try:
+            error: BaseException = failure.raised_by(rank, self.call.name)
+        except BaseException as raised:  # noqa: BLE001 - as in take
+            error = self._unusable(rank, raised)
+        self.finish(error=error)
+        return error
 
     def finish(self, value: Any = None, error: BaseException | None = None) -> None:
         """End the call, unless it has ended or its future was cancelled; wake who waits.
@@ -248,16 +247,6 @@ class Gather:
         except RuntimeError:  # as above, in this very moment
             return True
 
-    def _raised(self, reply: Reply) -> BaseException:
-        """Return the error that a worker's failure becomes here."""
-        failure = reply.failure
-        if failure is None:
-            raise ValueError("this reply is not a failure")
-        try:
-            return failure.raised_by(reply.rank, self.call.name)
-        except BaseException as error:  # noqa: BLE001 - as in take
-            return self._unusable(reply.rank, error)
-
     def _unusable(self, rank: int, error: BaseException) -> EncodingError:
         """Return the error of an answer whose own code failed here."""
         if isinstance(error, EncodingError):
@@ -321,26 +310,37 @@ class CallTable:
         return False
 
     def deliver(self, reply: Reply) -> None:
-        """Give one rank's reply to its call. Replies to finished, unknown or other-generation calls
+        """Give one rank's reply to its call, as :meth:`acknowledge`."""
+        self.acknowledge(reply.call_id, reply.rank, reply.generation, reply.value, reply.failure)
+
+    def acknowledge(
+        self,
+        call_id: int,
+        rank: int,
+        generation: int,
+        value: codec.Parcel | None = None,
+        failure: RemoteFailure | None = None,
+    ) -> None:
+        """Give one rank's answer to its call. Those to finished, unknown or other-generation calls
         are counted only.
         """
         with self._lock:
-            gather = self._open.get(reply.call_id)
-            if gather is None or gather.call.generation != reply.generation:
+            gather = self._open.get(call_id)
+            bit = 1 << rank if rank >= 0 else 0
+            if gather is None or not gather.silent & bit or gather.call.generation != generation:
                 self.late_replies += 1
                 return
-            known = gather.acknowledged
-            if reply.rank in known or not 0 <= reply.rank < gather.world_size:
-                self.late_replies += 1
-                return
+            gather.silent ^= bit
             if gather.expired:
                 self.late_replies += 1
-            known.add(reply.rank)
-            if len(known) == gather.world_size:
-                del self._open[reply.call_id]
-        error = gather.take(reply)
-        if error is not None and self.erred is not None:
-            self.erred(reply.rank, reply.call_id, error)
+            if not gather.silent:
+                del self._open[call_id]
+        if failure is None:
+            gather.take(rank, value)
+            return
+        error = gather.fail(rank, failure)
+        if self.erred is not None:
+            self.erred(rank, call_id, error)
 
     def missing(self, call_id: int) -> list[int]:
         """Return the ranks that have not acknowledged a call; none for a call that is over."""
@@ -348,7 +348,7 @@ class CallTable:
             gather = self._open.get(call_id)
             if gather is None:
                 return []
-            return sorted(set(range(gather.world_size)) - gather.acknowledged)
+            return _ranks(gather.silent)
 
     def expire(self, call_id: int) -> None:
         """End a call by timeout; its entry stays until every rank has acknowledged, so that late
@@ -358,7 +358,7 @@ class CallTable:
             gather = self._open.get(call_id)
             if gather is not None:
                 gather.expired = not gather.over
-                missing = sorted(set(range(gather.world_size)) - gather.acknowledged)
+                missing = _ranks(gather.silent)
         if gather is not None:
             call = gather.call
             within = "in time" if call.timeout is None else f"within {call.timeout:g} s"
@@ -384,3 +384,8 @@ class CallTable:
     def pending(self) -> int:
         """How many calls are not acknowledged by every rank."""
         return len(self._open)
+
+
+def _ranks(bits: int) -> list[int]:
+    """Return the numbers of the bits that are set."""
+    return [rank for rank in range(bits.bit_length()) if bits >> rank & 1]

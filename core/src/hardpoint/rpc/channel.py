@@ -9,7 +9,7 @@ which any thread of the driver may call, to one thread at a time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
@@ -17,8 +17,13 @@ from attrs import field, frozen
 from hardpoint.errors import HardpointError, UnsupportedError
 
 if TYPE_CHECKING:
+    from hardpoint.rpc import codec
     from hardpoint.rpc.calls import Call, PackedCall, Reply
     from hardpoint.rpc.encoding import Codec
+    from hardpoint.rpc.failures import RemoteFailure
+
+Deliver = Callable[[int, int, int, "codec.Parcel | None", "RemoteFailure | None"], None]
+"""Takes (call id, rank, generation, value, failure): :meth:`CallTable.acknowledge`, for one."""
 
 KINDS = ("shared_memory", "zmq")
 NOBODY, CALLER, THREAD = 0, 1, 2
@@ -61,8 +66,8 @@ class DriverEnd(ABC):
         """
 
     @abstractmethod
-    def replies(self) -> list[Reply]:
-        """Return the replies that are here, without waiting. One thread at a time."""
+    def collect(self, deliver: Deliver) -> None:
+        """Call ``deliver`` for each reply that is here, without waiting. One thread at a time."""
 
     @abstractmethod
     def ready(self) -> bool:

@@ -12,7 +12,7 @@ import functools
 import pickle
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import cloudpickle  # type: ignore[import-untyped]
 from attrs import frozen
@@ -47,8 +47,7 @@ class Carried:
     value: Any
 
 
-@frozen
-class Encoded:
+class Encoded(NamedTuple):
     """A value as it travels: what :func:`encode_apart` made of it."""
 
     data: bytes | memoryview
@@ -93,6 +92,8 @@ def encode_apart(value: object, where: str) -> Encoded:
     """Encode any value, its large buffers apart and uncopied; called by whoever sends to another
     process. Raises EncodingError as :func:`encode`.
     """
+    if type(value) in PLAIN:
+        return Encoded(pickle.dumps(value, 5))
     buffers: list[memoryview] = []
 
     def stays(buffer: pickle.PickleBuffer) -> bool:
@@ -119,11 +120,23 @@ def encode_apart(value: object, where: str) -> Encoded:
     return Encoded(data, buffers)
 
 
+def encode_plain_call(
+    method: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Encoded | None:
+    """Encode a call of a name with plain arguments the shortest way; None for any other."""
+    if type(method) is not str or kwargs:
+        return None
+    for value in args:
+        if type(value) not in PLAIN:
+            return None
+    return Encoded(pickle.dumps((method, args, kwargs), 5))
+
+
 def _means_main(data: bytes) -> bool:
     """Whether the fast pickler may have named something of ``__main__``, which is another module in
     another process; by-value registration is for cloudpickle to honour too.
     """
-    return b"__main__" in data or bool(cloudpickle.list_registry_pickle_by_value())
+    return b"\x08__main__" in data or bool(cloudpickle.list_registry_pickle_by_value())
 
 
 def decode(data: bytes | memoryview, where: str, buffers: Sequence[memoryview] = ()) -> Any:
@@ -150,12 +163,15 @@ def carry(value: object, where: str) -> Carried:
 
 
 def unpack(parcel: Parcel, where: str) -> Any:
-    """Return the value in a parcel of :func:`pack`."""
-    if type(parcel) is Carried:
-        return parcel.value
-    if type(parcel) is Encoded:
-        return decode(parcel.data, where, parcel.buffers)
-    return decode(parcel, where) if type(parcel) is bytes else parcel.unpack(where)  # type: ignore[union-attr]
+    """Return the value in a parcel of :func:`pack`, or in one that a channel brought."""
+    kind = type(parcel)
+    if kind is bytes:
+        return decode(parcel, where)  # type: ignore[arg-type]
+    if kind is Carried:
+        return parcel.value  # type: ignore[union-attr]
+    if kind is Encoded:
+        return decode(parcel.data, where, parcel.buffers)  # type: ignore[union-attr]
+    return parcel.unpack(where)  # type: ignore[union-attr]
 
 
 def pack_arguments(

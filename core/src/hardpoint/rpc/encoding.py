@@ -53,9 +53,14 @@ class PickleCodec(Codec):
         """Encode a value, functions included; large buffers are set aside, uncopied."""
         return codec.encode_apart(value, where)
 
+    def encode_call(self, call: Call) -> codec.Encoded:
+        """Encode what a call carries, by a short cut for a name and plain arguments."""
+        encoded = codec.encode_plain_call(call.method, call.args, call.kwargs)
+        return super().encode_call(call) if encoded is None else encoded
+
     def parcel(self, data: Buffer, buffers: Sequence[memoryview]) -> codec.Parcel:
         """Wrap what :meth:`encode` made."""
-        return codec.Encoded(data, buffers)
+        return codec.Encoded(data, buffers) if buffers or type(data) is not bytes else data
 
     def decode(self, data: Buffer, where: str) -> Any:
         """Decode what :meth:`encode` made."""

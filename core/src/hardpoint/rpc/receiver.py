@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hardpoint.rpc.channel import CALLER, NOBODY, THREAD, DriverEnd
 
@@ -75,12 +75,11 @@ class Receiver:
                 pass
 
     def _poll(self, gather: Gather, deadline: float | None) -> bool:
-        end, deliver = self._end, self._table.deliver
+        end, deliver = self._end, self._table.acknowledge
         end.arm(NOBODY)
         spin_until = time.monotonic() + end.spin_s
         while True:
-            for reply in end.replies():
-                deliver(reply)
+            end.collect(deliver)
             if gather.ended:
                 return True
             now = time.monotonic()
@@ -132,9 +131,15 @@ class Receiver:
             end.sleep(THREAD, None)
             if self._closed or not self._turn.acquire(blocking=False):
                 continue  # a caller has the turn: it looks again when it leaves
-            try:
-                replies = [] if self._closed else end.replies()
-            finally:
-                self._leave()
-            for reply in replies:
-                self._table.deliver(reply)
+            for reply in self._replies():
+                self._table.acknowledge(*reply)
+
+    def _replies(self) -> list[tuple[Any, ...]]:
+        """Take what is here, with the turn, and leave it: delivering may take a callback's time."""
+        replies: list[tuple[Any, ...]] = []
+        try:
+            if not self._closed:
+                self._end.collect(lambda *reply: replies.append(reply))
+        finally:
+            self._leave()
+        return replies

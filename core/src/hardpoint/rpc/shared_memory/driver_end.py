@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 
 from hardpoint.errors import CallTimeoutError, EncodingError
-from hardpoint.rpc.calls import Call, Reply
+from hardpoint.rpc.calls import Call
 from hardpoint.rpc.channel import (
     CALLER,
     THREAD,
     ChannelClosedError,
+    Deliver,
     DriverEnd,
     WorkerHandle,
 )
@@ -22,12 +22,12 @@ from hardpoint.rpc.shared_memory.ends import (
     ARENA,
     CALL_RING,
     REPLY_RING,
+    Names,
     call_layout,
     reply_layout,
-    short_name,
 )
 from hardpoint.rpc.shared_memory.images import Part
-from hardpoint.rpc.shared_memory.layout import CALL, CLOSED, DRIVER_SLEEPS, FAILURE, VALUE
+from hardpoint.rpc.shared_memory.layout import CALL, CLOSED, DRIVER_SLEEPS, NOTHING, VALUE
 from hardpoint.rpc.shared_memory.memory import Fence, Memory
 from hardpoint.rpc.shared_memory.ring_reader import RingReader
 from hardpoint.rpc.shared_memory.ring_writer import RingWriter
@@ -49,6 +49,7 @@ class SharedDriverEnd(DriverEnd):
         }
         self._memories: list[Memory] = []
         self._events: list[Event] = []
+        self._names = Names()
         self._lock = threading.Lock()
         self._closed = False
         self._armed = 0
@@ -69,10 +70,9 @@ class SharedDriverEnd(DriverEnd):
         self._fence = Fence()
         replies = reply_layout(self._data)
         self._readers = [
-            RingReader(self._memory(replies.size), replies, 0, self._workers[rank], self._reply)
+            RingReader(self._memory(replies.size), replies, 0, self._workers[rank])
             for rank in range(world_size)
         ]
-        self._heads = [reader.ready for reader in self._readers]
 
     def worker_handle(self, rank: int) -> WorkerHandle:
         """Return what worker ``rank`` attaches with: six descriptors, and sizes."""
@@ -83,44 +83,54 @@ class SharedDriverEnd(DriverEnd):
 
     def send(self, call: Call) -> None:
         """Write the call once, for all workers."""
-        encoded = self._codec.encode_call(call)
-        deadline = call.deadline
-        if not self._lock.acquire(timeout=-1 if deadline is None else _left(deadline)):
+        data, buffers = self._codec.encode_call(call)
+        name = self._names.encode(call.name)
+        rank = -1 if call.reply_rank is None else call.reply_rank
+        deadline, lock = call.deadline, self._lock
+        if not lock.acquire(timeout=-1 if deadline is None else _left(deadline)):
             raise CallTimeoutError(f"{call.name!r} could not be sent in time: others are waiting")
         try:
             if self._closed:
                 raise ChannelClosedError(f"{call.name!r} was not sent: the channel is closed")
-            rank = -1 if call.reply_rank is None else call.reply_rank
             self._writer.put(
-                CALL,
-                short_name(call.name),
-                (call.call_id, call.generation, rank),
-                encoded.data,
-                encoded.buffers,
-                deadline,
+                CALL, call.call_id, call.generation, rank, name, data, buffers, deadline
             )
         finally:
-            self._lock.release()  # a full fence, too: what follows reads after the call is visible
-        self._wake_workers()
+            lock.release()  # a full fence, too: what follows reads after the call is visible
+        words = self._words
+        for sleeps, worker in self._sleeps:
+            if words[sleeps]:
+                words[sleeps] = 0
+                worker.wake()
 
-    def replies(self) -> list[Reply]:
-        """Return what is in the reply rings."""
-        found = []
-        for reader in self._readers:
-            while (reply := reader.take()) is not None:
-                found.append(reply)
-        return found
+    def collect(self, deliver: Deliver) -> None:
+        """Deliver what is in the reply rings; a ring's owner speaks for itself alone."""
+        parcel = self._codec.parcel
+        for rank, reader in enumerate(self._readers):
+            if not reader.ready():
+                continue
+            while (message := reader.take()) is not None:
+                kind, call_id, generation, _, _, data, buffers = message
+                if kind == NOTHING:
+                    deliver(call_id, rank, generation, None, None)
+                elif kind == VALUE:
+                    deliver(call_id, rank, generation, parcel(data, buffers), None)
+                else:
+                    deliver(call_id, rank, generation, None, _failure(self._codec, data))
 
     def ready(self) -> bool:
         """Whether any reply ring has a frame."""
-        return any(ready() for ready in self._heads)
+        return any(reader.ready() for reader in self._readers)
 
     def arm(self, who: int) -> None:
         """Write who sleeps, and a number that is new each time: a worker rings once for each."""
-        self._armed += 4
-        self._words[DRIVER_SLEEPS] = self._armed | who
         if who:
+            self._armed = (self._armed | 3) + 1 | who
+            self._words[DRIVER_SLEEPS] = self._armed
             self._fence()
+        elif self._armed & 3:
+            self._armed &= ~3
+            self._words[DRIVER_SLEEPS] = self._armed
 
     def sleep(self, who: int, timeout: float | None) -> None:
         """Sleep on the event of ``who``."""
@@ -153,16 +163,6 @@ class SharedDriverEnd(DriverEnd):
             if words[sleeps]:
                 words[sleeps] = 0
                 worker.wake()
-
-    def _reply(
-        self, kind: int, name: bytes, call_id: int, generation: int, rank: int, data: Part,
-        buffers: Sequence[memoryview],
-    ) -> Reply:  # fmt: skip
-        if kind == VALUE:
-            value = self._codec.parcel(data, buffers)
-            return Reply(call_id=call_id, rank=rank, generation=generation, value=value)
-        failure = None if kind != FAILURE else _failure(self._codec, data)
-        return Reply(call_id=call_id, rank=rank, generation=generation, failure=failure)
 
     def _memory(self, size: int) -> Memory:
         memory = Memory.create(size)

@@ -12,6 +12,8 @@ REPLY_RING = 1 << 19
 ARENA = 1 << 28
 """Bytes of the rings, and of address space (not memory) for large messages."""
 
+_MOST_NAMES = 1000
+
 
 def call_layout(data: Mapping[str, Any]) -> RingLayout:
     """Return the layout of the broadcast ring."""
@@ -23,14 +25,28 @@ def reply_layout(data: Mapping[str, Any]) -> RingLayout:
     return RingLayout(readers=1, capacity=data["reply_ring"], arena=data["arena"])
 
 
-def short_name(name: str) -> bytes:
-    """Return a call's name as it travels: cut to fit, whole characters."""
-    encoded = name.encode("utf-8", "replace")
-    if len(encoded) <= LONGEST_NAME:
+class Names:
+    """Calls' names as they travel: cut to fit, whole characters. Few are used, so all are kept."""
+
+    def __init__(self) -> None:
+        self._encoded: dict[str, bytes] = {}
+        self._decoded: dict[bytes, str] = {}
+
+    def encode(self, name: str) -> bytes:
+        """Return the bytes for a name."""
+        encoded = self._encoded.get(name)
+        if encoded is None:
+            encoded = name.encode("utf-8", "replace")[:LONGEST_NAME]
+            encoded = encoded.decode("utf-8", "ignore").encode()
+            if len(self._encoded) < _MOST_NAMES:
+                self._encoded[name] = encoded
         return encoded
-    return encoded[:LONGEST_NAME].decode("utf-8", "ignore").encode()
 
-
-def text_of(name: bytes) -> str:
-    """Return a name that travelled."""
-    return name.decode("utf-8", "replace")
+    def decode(self, encoded: bytes) -> str:
+        """Return the name in these bytes."""
+        name = self._decoded.get(encoded)
+        if name is None:
+            name = encoded.decode("utf-8", "replace")
+            if len(self._decoded) < _MOST_NAMES:
+                self._decoded[encoded] = name
+        return name

@@ -17,17 +17,23 @@ _READERS, _PER_READER = 32, 16
 SLOTS = 64
 """Large messages that can be held at once; more of them stream through the ring."""
 
-FRAME = struct.Struct("<IBBHQIiIIQ")
-"""Length of the frame, storage, kind, bytes of the name, call id, generation, rank, parts, bytes of
-payload (or slot), and the slot's use (or bytes of the whole image).
+FRAME = struct.Struct("<IBBHQIi")
+"""Bytes of the frame (a multiple of 8), storage, kind, bytes of the name (times 8, plus the unused
+bytes at the frame's end), call id, generation, rank. If it is in line, then name and data.
 """
-SLAB = struct.Struct("<QQ")
-"""Of a message in the arena: offset and bytes of its image."""
+SLAB = struct.Struct("<QQQII")
+"""After the header, of a message in the arena: offset and bytes of its image, the slot's use, the
+slot, the number of parts. Then the name.
+"""
+STREAM = struct.Struct("<QQ")
+"""After the header, of a fragment: bytes of the whole image, the number of parts. Then the name,
+with the first one, and a piece of the image.
+"""
+LONGEST_NAME = 512
 ALIGN = 64
 INLINE, SLABBED, FRAGMENT, PAD = 1, 2, 3, 4
 CONTINUED, CALL, NOTHING, VALUE, FAILURE = 0, 1, 2, 3, 4
 """Kinds of frames; CONTINUED is a further fragment."""
-LONGEST_NAME = 512
 
 
 @frozen(kw_only=True)

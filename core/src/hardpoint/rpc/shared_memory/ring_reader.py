@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Sequence
 
 from hardpoint.errors import EncodingError
 from hardpoint.rpc.channel import ChannelClosedError
@@ -15,37 +14,35 @@ from hardpoint.rpc.shared_memory.layout import (
     FRAME,
     HEAD,
     INLINE,
-    LONGEST_NAME,
     PAD,
     SLAB,
     SLABBED,
+    STREAM,
     WRITER_WAITS,
     RingLayout,
 )
 from hardpoint.rpc.shared_memory.memory import Memory
 from hardpoint.rpc.shared_memory.windows import Windows
 
-_T = TypeVar("_T")
 _HEADER = FRAME.size
-Made = Callable[[int, bytes, int, int, int, Part, Sequence[memoryview]], _T]
-"""(kind, name, call id, generation, rank, data, buffers) -> a message."""
+Message = tuple[int, int, int, int, bytes, Part, Sequence[memoryview]]
+"""Kind, call id, generation, rank, name, data, buffers. A bare tuple: the hottest path."""
 
 
-class RingReader(Generic[_T]):
-    """Reads, as reader number ``reader``, what the writer wrote; ``make`` builds each message.
+class RingReader:
+    """Reads, as reader number ``reader``, what the writer wrote.
 
     A frame that cannot be true raises ChannelClosedError: the memory is not to be trusted then.
     """
 
-    def __init__(
-        self, memory: Memory, layout: RingLayout, reader: int, room: Event, make: Made[_T]
-    ) -> None:
-        self._memory = memory
+    def __init__(self, memory: Memory, layout: RingLayout, reader: int, room: Event) -> None:
         self._layout = layout
         self._room = room
-        self._make = make
-        self._bytes = memory.bytes
+        self._map = memory.map
+        self._memory = memory
         self._words = memory.words
+        self._unpack = FRAME.unpack_from
+        self._ring_at = layout.ring_at
         self._mask = layout.capacity - 1
         self._tail_word = layout.tail(reader)
         self._tail = self._words[self._tail_word]
@@ -56,34 +53,31 @@ class RingReader(Generic[_T]):
         """Whether a frame is here."""
         return self._words[HEAD] != self._tail
 
-    def take(self) -> _T | None:
+    def take(self) -> Message | None:
         """Return the next message, or None if none is complete; never waits."""
-        while (available := self._words[HEAD] - self._tail) > 0:
-            at = self._layout.ring_at + (self._tail & self._mask)
-            if self._bytes[at + 4] == PAD:
-                self._advance(int.from_bytes(self._bytes[at : at + 4], "little"), available)
-                continue
-            length, storage, kind, named, call_id, generation, rank, parts, size, use = (
-                FRAME.unpack_from(self._bytes, at)
-            )
-            if length > available or length < _HEADER + named or named > LONGEST_NAME:
-                raise self._untrue(f"a frame of {length} bytes, of which {available} were written")
-            start = at + _HEADER
-            if storage == INLINE:
-                if length < _HEADER + named + size:
-                    raise self._untrue(f"a frame of {length} bytes with {size} bytes of payload")
-                end = start + named
-                name, data = bytes(self._bytes[start:end]), bytes(self._bytes[end : end + size])
+        words, tail = self._words, self._tail
+        while (available := words[HEAD] - tail) > 0:
+            at = self._ring_at + (tail & self._mask)
+            length, storage, kind, more, call_id, generation, rank = self._unpack(self._map, at)
+            end = at + length - (more & 7)
+            at += _HEADER
+            if length > available or length & 7 or not length:
+                raise _untrue(f"a frame of {length} bytes, of which {available} were written")
+            message: Message | None = None
+            if storage == INLINE and at + (more >> 3) <= end:
+                name = b""
+                if more > 7:
+                    name = self._map[at : at + (more >> 3)]
+                    at += more >> 3
+                data = self._map[at:end] if at < end else b""
+                message = (kind, call_id, generation, rank, name, data, ())
                 self._assembly = None
-                self._advance(length, available)
-                return self._make(kind, name, call_id, generation, rank, data, ())
-            head = (kind, call_id, generation, rank)
-            if storage == SLABBED:
-                return self._take_slab(at, length, available, named, head, parts, (size, use))
-            if storage != FRAGMENT or length < _HEADER + named + size:
-                raise self._untrue(f"a frame of storage {storage}")
-            message = self._take_fragment(start, named, head, parts, size, use)
-            self._advance(length, available)
+            elif storage != PAD:
+                head = (kind, call_id, generation, rank)
+                message = self._take_large(at, end, storage, head, more >> 3)
+            self._tail = words[self._tail_word] = tail = tail + length
+            if words[WRITER_WAITS]:
+                self._tell_room()
             if message is not None:
                 return message
         return None
@@ -92,83 +86,78 @@ class RingReader(Generic[_T]):
         """Stop telling the writer about views that are dropped later."""
         self._windows.close()
 
-    def _take_slab(
-        self,
-        at: int,
-        length: int,
-        available: int,
-        named: int,
-        head: tuple[int, int, int, int],
-        parts: int,
-        slot: tuple[int, int],
-    ) -> _T:
-        offset, size = SLAB.unpack_from(self._bytes, at + _HEADER)
-        start = at + _HEADER + SLAB.size
-        name = bytes(self._bytes[start : start + named])
-        kind, *ids = head
+    def _take_large(
+        self, at: int, end: int, storage: int, head: tuple[int, int, int, int], named: int
+    ) -> Message | None:
+        start = at + (SLAB.size if storage == SLABBED else STREAM.size)
+        if storage not in (SLABBED, FRAGMENT) or start + named > end:
+            raise _untrue(f"a frame of storage {storage}, {end - at} bytes long")
+        name = self._map[start : start + named]
         try:
-            pieces = parts_of(self._windows.open(*slot, offset, size), parts)
+            if storage == SLABBED:
+                offset, size, use, slot, count = SLAB.unpack_from(self._map, at)
+                pieces = parts_of(self._windows.open(slot, use, offset, size), count)
+                self._assembly = None
+            else:
+                total, count = STREAM.unpack_from(self._map, at)
+                if head[0] != CONTINUED:
+                    self._assembly = _Assembly(head, name, count, total)
+                complete = self._add(start + named, end)
+                if complete is None:
+                    return None
+                head, name, pieces = complete.head, complete.name, complete.pieces()
         except EncodingError as error:
-            raise self._untrue(str(error)) from error
-        self._assembly = None
-        self._advance(length, available)
-        return self._make(kind, name, ids[0], ids[1], ids[2], pieces[0], pieces[1:])
+            raise _untrue(str(error)) from error
+        return (*head, name, pieces[0], pieces[1:])
 
-    def _take_fragment(
-        self, start: int, named: int, head: tuple[int, int, int, int], parts: int, size: int,
-        total: int,
-    ) -> _T | None:  # fmt: skip
-        kind = head[0]
-        if kind != CONTINUED:
-            name = bytes(self._bytes[start : start + named])
-            self._assembly = _Assembly(head, name, parts, total)
+    def _add(self, at: int, end: int) -> _Assembly | None:
+        """Add one piece; return the message if that was the last."""
         assembly = self._assembly
         if assembly is None:
-            raise self._untrue("a fragment without its beginning")
-        begin = start + named
-        if not assembly.add(self._bytes[begin : begin + size]):
+            raise _untrue("a fragment without its beginning")
+        if not assembly.add(self._memory.bytes[at:end]):
             return None
         self._assembly = None
-        kind, *ids = assembly.head
-        pieces = assembly.pieces()
-        return self._make(kind, assembly.name, ids[0], ids[1], ids[2], pieces[0], pieces[1:])
-
-    def _advance(self, length: int, available: int) -> None:
-        if length % 8 or not 8 <= length <= available:
-            raise self._untrue(f"a frame of {length} bytes, of which {available} were written")
-        self._tail += length
-        self._words[self._tail_word] = self._tail
-        if self._words[WRITER_WAITS]:
-            self._tell_room()
+        return assembly
 
     def _tell_room(self) -> None:
         self._words[WRITER_WAITS] = 0
         self._room.wake()
 
-    def _untrue(self, what: str) -> ChannelClosedError:
-        return ChannelClosedError(f"the channel's memory holds {what}; it is not used any more")
-
 
 class _Assembly:
-    """A message of which fragments have come."""
+    """A message of which fragments have come.
+
+    One for which there is no memory is counted only: without its bytes, it fails its own call.
+    """
 
     def __init__(self, head: tuple[int, int, int, int], name: bytes, parts: int, size: int) -> None:
         self.head = head
         self.name = name
         self._parts = parts
-        self._block = bytearray(size)
-        self._view = memoryview(self._block)
+        self._size = size
         self._at = 0
+        try:
+            self._view: memoryview | None = memoryview(bytearray(size))
+        except (MemoryError, OverflowError):
+            self._view = None
 
     def add(self, piece: memoryview) -> bool:
         """Take a piece; return whether it was the last."""
         end = self._at + len(piece)
-        if end > len(self._block):
-            raise ChannelClosedError("the fragments of a message are larger than the whole")
-        self._view[self._at : end] = piece
+        if end > self._size:
+            raise _untrue("fragments that are larger than their message")
+        if self._view is not None:
+            self._view[self._at : end] = piece
         self._at = end
-        return end == len(self._block)
+        return end == self._size
 
     def pieces(self) -> list[memoryview]:
         """Return the parts, read-only."""
+        if self._view is None:
+            return [memoryview(b"")]
         return parts_of(self._view.toreadonly(), self._parts)
+
+
+def _untrue(what: str) -> ChannelClosedError:
+    return ChannelClosedError(f"the channel's memory holds {what}; it is not used any more")

@@ -20,6 +20,7 @@ from hardpoint.rpc.shared_memory.layout import (
     PAD,
     SLAB,
     SLABBED,
+    STREAM,
     WRITER_WAITS,
     RingLayout,
 )
@@ -55,8 +56,11 @@ class RingWriter:
         self._layout = layout
         self._room = room
         self._spin_s = spin_s
-        self._bytes = memory.bytes
+        self._map = memory.map
         self._words = memory.words
+        self._pack = FRAME.pack_into
+        self._ring_at = layout.ring_at
+        self._capacity = layout.capacity
         self._mask = layout.capacity - 1
         self._largest = layout.capacity // 4
         self._fence = Fence()
@@ -67,111 +71,102 @@ class RingWriter:
     def put(
         self,
         kind: int,
-        name: bytes,
-        ids: tuple[int, int, int],
+        call_id: int,
+        generation: int,
+        rank: int,
+        name: bytes = b"",
         data: Part = b"",
         buffers: Sequence[memoryview] = (),
         deadline: float | None = None,
     ) -> None:
-        """Write one message: ``ids`` are call id, generation and rank. Returns when it is visible;
-        waking the readers is the caller's.
+        """Write one message. Returns when it is visible; waking the readers is the caller's.
 
         Raises CallTimeoutError if there was no room by ``deadline`` (monotonic s), and
         ChannelClosedError.
         """
-        size = len(data)
-        length = (_HEADER + len(name) + size + 7) & ~7
+        named = len(name)
+        size = named + len(data)
+        length = (_HEADER + size + 7) & ~7
         if buffers or length > self._largest:
-            self._put_large(kind, name, ids, Image([data, *buffers]), deadline)
+            ids = (kind, call_id, generation, rank)
+            self._put_large(ids, name, Image([data, *buffers]), deadline)
             return
-        at = self._claim(length, deadline)
-        FRAME.pack_into(self._bytes, at, length, INLINE, kind, len(name), *ids, 1, size, 0)
-        at += _HEADER
-        end = at + len(name)
-        self._bytes[at:end] = name
-        self._bytes[end : end + size] = data
-        self._publish(length)
+        head = self._head
+        at = head & self._mask
+        if at + length > self._capacity or head + length > self._limit:
+            head = self._claim(length, deadline)
+            at = head & self._mask
+        at += self._ring_at
+        more = named << 3 | length - _HEADER - size
+        self._pack(self._map, at, length, INLINE, kind, more, call_id, generation, rank)
+        if size:
+            at += _HEADER
+            self._map[at : at + size] = name + data if named else data
+        self._head = self._words[HEAD] = head + length
 
     def _put_large(
-        self,
-        kind: int,
-        name: bytes,
-        ids: tuple[int, int, int],
-        image: Image,
-        deadline: float | None,
+        self, ids: tuple[int, int, int, int], name: bytes, image: Image, deadline: float | None
     ) -> None:
         slab = self._slabs.take(image.size)
         if slab is None:
-            self._stream(kind, name, ids, image, deadline)
+            self._stream(ids, name, image, deadline)
             return
-        image.write(self._bytes[slab.offset : slab.offset + image.size])
-        length = (_HEADER + SLAB.size + len(name) + 7) & ~7
+        begin = _HEADER + SLAB.size
+        length = (begin + len(name) + 7) & ~7
         try:
-            at = self._claim(length, deadline)
+            image.write(self._memory.bytes[slab.offset : slab.offset + image.size])
+            head = self._claim(length, deadline)
         except BaseException:
             self._slabs.give_back(slab)
             raise
-        parts = len(image.parts)
-        FRAME.pack_into(
-            self._bytes, at, length, SLABBED, kind, len(name), *ids, parts, slab.index, slab.use
-        )
-        SLAB.pack_into(self._bytes, at + _HEADER, slab.offset, image.size)
-        at += _HEADER + SLAB.size
-        self._bytes[at : at + len(name)] = name
-        self._publish(length)
+        kind, call_id, generation, rank = ids
+        at = self._ring_at + (head & self._mask)
+        more = len(name) << 3
+        self._pack(self._map, at, length, SLABBED, kind, more, call_id, generation, rank)
+        where = (slab.offset, image.size, slab.use, slab.index, len(image.parts))
+        SLAB.pack_into(self._map, at + _HEADER, *where)
+        self._map[at + begin : at + begin + len(name)] = name
+        self._head = self._words[HEAD] = head + length
 
     def _stream(
-        self,
-        kind: int,
-        name: bytes,
-        ids: tuple[int, int, int],
-        image: Image,
-        deadline: float | None,
+        self, ids: tuple[int, int, int, int], name: bytes, image: Image, deadline: float | None
     ) -> None:
         """Send an image in fragments. Who reads the first one of another message drops this one."""
-        parts = len(image.parts)
-        for piece in image.pieces(self._largest - _HEADER - len(name) - 8):
-            length = (_HEADER + len(name) + len(piece) + 7) & ~7
-            at = self._claim(length, deadline)
-            FRAME.pack_into(
-                self._bytes, at, length, FRAGMENT, kind, len(name), *ids, parts, len(piece),
-                image.size,
-            )  # fmt: skip
-            at += _HEADER
-            self._bytes[at : at + len(name)] = name
-            at += len(name)
-            self._bytes[at : at + len(piece)] = piece
-            self._publish(length)
+        kind, call_id, generation, rank = ids
+        before = _HEADER + STREAM.size
+        for piece in image.pieces(self._largest - before - len(name) - 8):
+            size = len(name) + len(piece)
+            length = (before + size + 7) & ~7
+            head = self._claim(length, deadline)
+            at = self._ring_at + (head & self._mask)
+            more = len(name) << 3 | length - before - size
+            self._pack(self._map, at, length, FRAGMENT, kind, more, call_id, generation, rank)
+            STREAM.pack_into(self._map, at + _HEADER, image.size, len(image.parts))
+            at += before
+            self._map[at : at + len(name)] = name
+            self._map[at + len(name) : at + size] = piece
+            self._head = self._words[HEAD] = head + length
             self._wake()
             kind, name = CONTINUED, b""
 
-    def _publish(self, length: int) -> None:
-        self._head += length
-        self._words[HEAD] = self._head
-
     def _claim(self, length: int, deadline: float | None) -> int:
-        """Return the offset of ``length`` contiguous bytes; what is left at the end is padded."""
-        capacity = self._layout.capacity
-        at = self._head & self._mask
-        rest = capacity - at
-        if length <= rest:
-            if self._head + length > self._limit:
-                self._make_room(length, deadline)
-            return self._layout.ring_at + at
-        if self._head + rest + length > self._limit:
-            self._make_room(rest + length, deadline)
-        FRAME.pack_into(self._bytes, self._layout.ring_at + at, rest, PAD, *(0,) * 8) if (
-            rest >= _HEADER
-        ) else self._pad(self._layout.ring_at + at, rest)
-        self._head += rest
-        return self._layout.ring_at
+        """Return the position of ``length`` contiguous free bytes; what is left before the ring's
+        end is padded.
+        """
+        head = self._head
+        rest = self._capacity - (head & self._mask)
+        needed = length if length <= rest else rest + length
+        if head + needed > self._limit:
+            self._make_room(head + needed, deadline)
+        if length > rest:
+            at = self._ring_at + (head & self._mask)
+            self._map[at : at + 8] = rest.to_bytes(4, "little") + bytes((PAD, 0, 0, 0))
+            head += rest
+        return head
 
-    def _pad(self, at: int, rest: int) -> None:
-        self._bytes[at : at + 8] = rest.to_bytes(4, "little") + bytes((PAD, 0, 0, 0))
-
-    def _make_room(self, length: int, deadline: float | None) -> None:
-        """Wait until the slowest reader leaves ``length`` bytes."""
-        layout, words, goal = self._layout, self._words, self._head + length
+    def _make_room(self, goal: int, deadline: float | None) -> None:
+        """Wait until the slowest reader has read so far that there is room up to ``goal``."""
+        layout, words = self._layout, self._words
         tails = [layout.tail(reader) for reader in range(layout.readers)]
         spin_until = time.monotonic() + self._spin_s
         while True:

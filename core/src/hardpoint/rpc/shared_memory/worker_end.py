@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 
 from hardpoint.errors import EncodingError, UnsupportedError
 from hardpoint.rpc.calls import PackedCall, Reply
@@ -13,8 +12,7 @@ from hardpoint.rpc.codec import Carried, Encoded, Parcel
 from hardpoint.rpc.encoding import Codec
 from hardpoint.rpc.failures import RemoteFailure
 from hardpoint.rpc.shared_memory.bell import Event
-from hardpoint.rpc.shared_memory.ends import call_layout, reply_layout, text_of
-from hardpoint.rpc.shared_memory.images import Part
+from hardpoint.rpc.shared_memory.ends import Names, call_layout, reply_layout
 from hardpoint.rpc.shared_memory.layout import (
     CLOSED,
     DRIVER_SLEEPS,
@@ -23,7 +21,7 @@ from hardpoint.rpc.shared_memory.layout import (
     VALUE,
 )
 from hardpoint.rpc.shared_memory.memory import Fence, Memory
-from hardpoint.rpc.shared_memory.ring_reader import RingReader
+from hardpoint.rpc.shared_memory.ring_reader import Message, RingReader
 from hardpoint.rpc.shared_memory.ring_writer import RingWriter
 
 
@@ -49,7 +47,8 @@ class SharedWorkerEnd(WorkerEnd):
         self._own, self._caller, self._thread, room = self._events
         self._words = self._memories[0].words
         self._sleeps = calls.sleeps(rank)
-        self._calls = RingReader(self._memories[0], calls, rank, room, self._call)
+        self._calls = RingReader(self._memories[0], calls, rank, room)
+        self._names = Names()
         self._replies = RingWriter(
             self._memories[1], replies, self._own, self._spin_s, self._wake_driver, self._words
         )
@@ -58,30 +57,46 @@ class SharedWorkerEnd(WorkerEnd):
         """Return the next call: at once, after yielding the processor, or after a sleep."""
         if self._closed:
             raise ChannelClosedError("this end of the channel was closed")
-        take, words, ready = self._calls.take, self._words, self._calls.ready
-        call = take()
-        if call is not None:
-            return call
+        ring = self._calls
+        message = ring.take()
+        if message is None:
+            message = self._spin(ring)
+            if message is None:
+                message = self._sleep(ring, timeout)
+                if message is None:
+                    return None
+        _, call_id, generation, rank, name, data, buffers = message
+        return PackedCall(
+            call_id=call_id,
+            generation=generation,
+            name=self._names.decode(name),
+            body=self._codec.parcel(data, buffers),
+            reply_rank=None if rank < 0 else rank,
+        )
+
+    def _spin(self, ring: RingReader) -> Message | None:
         now = time.monotonic()
-        deadline = None if timeout is None else now + timeout
-        spin_until = now + self._spin_s
-        while now < spin_until:
+        end = now + self._spin_s
+        while now < end:
             os.sched_yield()
-            if ready() and (call := take()) is not None:
-                return call
+            if ring.ready() and (message := ring.take()) is not None:
+                return message
             now = time.monotonic()
+        return None
+
+    def _sleep(self, ring: RingReader, timeout: float | None) -> Message | None:
+        words, sleeps = self._words, self._sleeps
+        deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            words[self._sleeps] = 1
+            words[sleeps] = 1
             self._fence()
-            if (call := take()) is not None:
-                words[self._sleeps] = 0
-                return call
-            if words[CLOSED]:
+            message = ring.take()
+            if message is None and words[CLOSED]:
                 raise ChannelClosedError("the driver closed the channel")
             left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                words[self._sleeps] = 0
-                return None
+            if message is not None or (left is not None and left <= 0):
+                words[sleeps] = 0
+                return message
             self._own.sleep(left)
 
     def reply(self, reply: Reply) -> None:
@@ -97,12 +112,12 @@ class SharedWorkerEnd(WorkerEnd):
                 failure = RemoteFailure.of(error)
             else:
                 if encoded is None:
-                    self._replies.put(NOTHING, b"", ids)
+                    self._replies.put(NOTHING, *ids)
                 else:
-                    self._replies.put(VALUE, b"", ids, encoded.data, encoded.buffers)
+                    self._replies.put(VALUE, *ids, b"", encoded.data, encoded.buffers)
         if failure is not None:
             encoded = self._codec.encode(failure, "the call's failure")
-            self._replies.put(FAILURE, b"", ids, encoded.data, encoded.buffers)
+            self._replies.put(FAILURE, *ids, b"", encoded.data, encoded.buffers)
         self._wake_driver()
 
     def _encoded(self, parcel: Parcel | None) -> Encoded | None:
@@ -134,15 +149,3 @@ class SharedWorkerEnd(WorkerEnd):
         if who and armed != self._rung:
             self._rung = armed
             (self._caller if who == CALLER else self._thread).wake()
-
-    def _call(
-        self, kind: int, name: bytes, call_id: int, generation: int, rank: int, data: Part,
-        buffers: Sequence[memoryview],
-    ) -> PackedCall:  # fmt: skip
-        return PackedCall(
-            call_id=call_id,
-            generation=generation,
-            name=text_of(name),
-            body=self._codec.parcel(data, buffers),
-            reply_rank=None if rank < 0 else rank,
-        )
