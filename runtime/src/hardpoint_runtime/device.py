@@ -18,6 +18,8 @@ import torch
 from attrs import frozen
 from hardpoint.errors import UnsupportedError
 
+from hardpoint_runtime.staged_copies import Fetch, StagedCopies
+
 if TYPE_CHECKING:
     from hardpoint_runtime.attention.metadata import AttentionMetadata
     from hardpoint_runtime.graphs.recorded import GraphPool
@@ -120,19 +122,23 @@ class DeviceOps(ABC):
         """Return a new device tensor with the host's ``values``; the host's may change
         afterwards.
         """
-        host = torch.tensor(values, dtype=dtype) if _is_sequence(values) else _host(values)
-        return host.to(device=self.device, dtype=dtype, copy=True)
+        return _on_host(values, dtype).to(device=self.device, dtype=dtype, copy=True)
 
     def write(self, target: torch.Tensor, values: HostArray) -> None:
         """Copy the host's ``values`` into ``target``, a device tensor of their shape; the host's
         may change afterwards.
         """
-        host = torch.tensor(values) if _is_sequence(values) else _host(values)
-        target.copy_(host)
+        target.copy_(_on_host(values, target.dtype))
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the values of a device tensor on the host; waits for them."""
         return tensor.cpu()
+
+    def fetch(self, tensor: torch.Tensor) -> Fetch:
+        """Begin to bring the values of a device tensor to the host; its ``wait()`` gives them. Work
+        that the device gets in between goes on meanwhile, where the device can do that.
+        """
+        return Fetch(self.to_host(tensor))
 
     # Order of work.
 
@@ -143,6 +149,10 @@ class DeviceOps(ABC):
     @abstractmethod
     def stream(self) -> Any:
         """Return a new stream (a context; ``wait_stream``), or raise UnsupportedError."""
+
+    def current_stream(self) -> Any:
+        """Return the stream that work goes to now, or raise UnsupportedError."""
+        self._unsupported("streams")
 
     @abstractmethod
     def event(self) -> Any:
@@ -238,6 +248,7 @@ class TorchDeviceOps(DeviceOps):
         self.device = torch.device(name) if index is None else torch.device(name, index)
         self.pins = pins
         self._module = torch.get_device_module(self.device)
+        self._staged: StagedCopies | None = None
 
     def set_device(self) -> None:
         """Make the device current, where its module has more than one."""
@@ -268,6 +279,34 @@ class TorchDeviceOps(DeviceOps):
         """Page-locked where :attr:`pins` says so."""
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=self.pins)
 
+    @property
+    def staged(self) -> StagedCopies | None:
+        """How values travel through page-locked memory; None without :attr:`pins`."""
+        if self._staged is None and self.pins:
+            self._staged = StagedCopies(self)
+        return self._staged
+
+    def to_device(self, values: HostArray, dtype: torch.dtype) -> torch.Tensor:
+        """Through page-locked memory where there is any: the host does not wait."""
+        if self.staged is None:
+            return super().to_device(values, dtype)
+        return self.staged.to_device(_on_host(values, dtype), dtype)
+
+    def write(self, target: torch.Tensor, values: HostArray) -> None:
+        """Through page-locked memory where there is any: the host does not wait."""
+        if self.staged is None:
+            super().write(target, values)
+        else:
+            self.staged.write(target, _on_host(values, target.dtype))
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Through page-locked memory where there is any; waits for no more than the values."""
+        return super().to_host(tensor) if self.staged is None else self.fetch(tensor).wait()
+
+    def fetch(self, tensor: torch.Tensor) -> Fetch:
+        """Copy to page-locked memory, where there is any, on a stream of its own."""
+        return super().fetch(tensor) if self.staged is None else self.staged.fetch(tensor)
+
     def synchronize(self) -> None:
         """Wait for the device."""
         self._call("synchronize", self.device)
@@ -275,6 +314,10 @@ class TorchDeviceOps(DeviceOps):
     def stream(self) -> Any:
         """Return the device module's ``Stream``."""
         return self._call("Stream")
+
+    def current_stream(self) -> Any:
+        """Ask the device module's ``current_stream``."""
+        return self._call("current_stream", self.device)
 
     def event(self) -> Any:
         """Return the device module's ``Event``."""
@@ -372,9 +415,10 @@ class HostDeviceOps(TorchDeviceOps):
         """Do nothing: no work is ever outstanding."""
 
 
-def _is_sequence(values: HostArray) -> bool:
-    return not isinstance(values, np.ndarray | torch.Tensor)
-
-
-def _host(values: Any) -> torch.Tensor:
-    return values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
+def _on_host(values: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return ``values`` as a host tensor; numbers of a sequence become ``dtype``."""
+    if isinstance(values, torch.Tensor):
+        return values
+    if isinstance(values, np.ndarray):
+        return torch.from_numpy(values)
+    return torch.tensor(values, dtype=dtype)
