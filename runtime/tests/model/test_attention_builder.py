@@ -7,6 +7,7 @@ import pytest
 import torch
 from hardpoint_runtime.attention.builder import AttentionMetadataBuilder
 from hardpoint_runtime.device import HostDeviceOps
+from hardpoint_runtime.graphs.static_buffers import StaticBuffers
 
 BUILDER = AttentionMetadataBuilder(HostDeviceOps(), 4)
 
@@ -90,3 +91,107 @@ def test_values_that_contradict_each_other_are_refused(changes):
 def test_a_step_without_tokens():
     metadata = BUILDER.build(query_start=[0], seq_lens=[], block_table=[], slots=[], positions=[])
     assert (metadata.num_reqs, metadata.max_query, metadata.max_seq) == (0, 0, 0)
+
+
+# For graphs.
+
+
+@pytest.fixture
+def buffers():
+    """Of 5 rows and 14 tokens, full of what an earlier batch left."""
+    made = StaticBuffers(HostDeviceOps(), tokens=20, rows=8, columns=[6])
+    for _, tensor in made.named():
+        tensor.fill_(99)
+    return made
+
+
+def padded(**changes):
+    return values(
+        query_start=[0, 2, 7, 10, 10, 10],
+        seq_lens=[2, 9, 3, 0, 0],
+        block_table=[[5], [1, 2, 3], [7], [], []],
+        slots=[*range(10), -1, -1, -1, -1],
+        positions=[0, 1, 4, 5, 6, 7, 8, 0, 1, 2, 0, 0, 0, 0],
+        num_reqs=3,
+        num_tokens=10,
+    ) | {"max_query": 14, **changes}
+
+
+def test_the_metadata_of_a_graph_is_its_static_buffers(buffers):
+    group = buffers.batch(14, 5, 14).groups[0]
+    metadata = BUILDER.build_for_graph(group, **padded())
+    assert metadata.fixed
+    assert metadata.query_start_device is group.query_start
+    assert metadata.block_table is group.block_table
+    assert metadata.slots is metadata.write_slots is group.slots
+    assert metadata.write_rows is None
+    assert group.query_start.tolist() == [0, 2, 7, 10, 10, 10]
+    assert group.seq_lens.tolist() == [2, 9, 3, 0, 0]
+    assert group.block_table[1].tolist() == [1, 2, 3, 0, 0, 0]
+    assert group.slots.tolist() == [*range(10), -1, -1, -1, -1]
+    assert group.positions.tolist() == [0, 1, 4, 5, 6, 7, 8, 0, 1, 2, 0, 0, 0, 0]
+    assert (metadata.max_query, metadata.max_seq) == (14, 24), "those of any batch of the graph"
+    assert (metadata.num_reqs, metadata.num_tokens, metadata.padded_tokens) == (3, 10, 14)
+    behind = buffers.whole.groups[0]
+    assert (behind.slots[14:] == 99).all()
+    assert (behind.seq_lens[5:] == 99).all()
+
+
+def test_the_next_batch_of_a_graph_leaves_nothing_of_the_last(buffers):
+    group = buffers.batch(14, 5, 14).groups[0]
+    BUILDER.build_for_graph(group, **padded())
+    BUILDER.build_for_graph(
+        group,
+        **padded(
+            query_start=[0, 1, 1, 1, 1, 1],
+            seq_lens=[1, 0, 0, 0, 0],
+            block_table=[[4], [], [], [], []],
+            slots=[3] + [-1] * 13,
+            positions=[0] * 14,
+            num_reqs=1,
+            num_tokens=1,
+        ),
+    )
+    assert group.block_table.tolist() == [[4, 0, 0, 0, 0, 0]] + [[0] * 6] * 4
+    assert group.seq_lens.tolist() == [1, 0, 0, 0, 0]
+    assert group.slots.tolist() == [3] + [-1] * 13
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(13, 5), (14, 4), (14, 1)])
+def test_a_batch_of_another_shape_than_the_graph_is_refused(buffers, tokens, rows):
+    group = buffers.batch(tokens, rows, 14).groups[0]
+    with pytest.raises(ValueError, match=r"5 rows and 14 tokens for a graph of"):
+        BUILDER.build_for_graph(group, **padded())
+
+
+# The same requests, otherwise.
+
+
+def test_the_metadata_of_a_draft_has_one_token_more_of_each_row():
+    metadata = build_padded()
+    draft = BUILDER.build_for_draft(metadata, slots=[22, 13, 31], block_table=[[5], [1, 2, 3], [7]])
+    assert draft.query_start == (0, 1, 2, 3)
+    assert draft.seq_lens == (3, 10, 4)
+    assert draft.positions.tolist() == [2, 9, 3]
+    assert draft.slots.tolist() == [22, 13, 31]
+    assert (draft.max_query, draft.num_reqs, draft.padded_tokens) == (1, 3, 3)
+
+
+def test_the_same_step_over_the_blocks_of_another_group():
+    metadata = build_padded()
+    other = BUILDER.with_block_table(
+        metadata,
+        block_table=[[9], [8, 6, 4], [2], [], []],
+        slots=[*range(100, 110), -1, -1, -1, -1],
+    )
+    assert other.host_block_table.tolist()[1] == [8, 6, 4]
+    assert other.slots.tolist() == [*range(100, 110), -1, -1, -1, -1]
+    assert other.positions.tolist() == metadata.positions.tolist()
+    assert (other.query_start, other.seq_lens) == (metadata.query_start, metadata.seq_lens)
+    assert (other.num_reqs, other.num_tokens) == (3, 10)
+
+
+def build_padded():
+    given = padded()
+    del given["max_query"]
+    return BUILDER.build(**given)

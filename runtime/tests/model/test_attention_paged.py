@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 import torch
+from hardpoint_runtime.attention import fixed
 from hardpoint_runtime.attention.builder import AttentionMetadataBuilder
 from hardpoint_runtime.attention.paged import attention, kv_write
 from hardpoint_runtime.attention.plan import TILE, plan_attention
 from hardpoint_runtime.device import HostDeviceOps
+from hardpoint_runtime.graphs.recorded import GraphPool, record_graph
+from hardpoint_runtime.graphs.static_buffers import StaticBuffers
 
 HEADS, KV_HEADS, HEAD = 6, 2, 16
+SLOPES = torch.tensor([2.0 ** -(1 + head) for head in range(HEADS)])
 DEVICE = HostDeviceOps()
 
 
@@ -48,7 +53,7 @@ class Batch:
             self.key_cache[block, offset] = self.keys[row][position]
             self.value_cache[block, offset] = self.values[row][position]
 
-    def metadata(self, order, pad_rows=0, pad_tokens=0):
+    def metadata(self, order, pad_rows=0, pad_tokens=0, fixed=None):
         starts, slots, positions = [0], [], []
         for row in order:
             length, queries = self.lengths[row]
@@ -58,20 +63,31 @@ class Batch:
                 self.blocks[row][p // self.block_size] * self.block_size + p % self.block_size
                 for p in range(length - queries, length)
             ]
-        return AttentionMetadataBuilder(DEVICE, self.block_size).build(
-            query_start=starts + [starts[-1]] * pad_rows,
-            seq_lens=[self.lengths[row][0] for row in order] + [0] * pad_rows,
-            block_table=[self.blocks[row] for row in order] + [[]] * pad_rows,
-            slots=slots + [-1] * pad_tokens,
-            positions=positions + [0] * pad_tokens,
-            num_reqs=len(order),
-            num_tokens=starts[-1],
+        builder = AttentionMetadataBuilder(DEVICE, self.block_size)
+        values = {
+            "query_start": starts + [starts[-1]] * pad_rows,
+            "seq_lens": [self.lengths[row][0] for row in order] + [0] * pad_rows,
+            "block_table": [self.blocks[row] for row in order] + [[]] * pad_rows,
+            "slots": slots + [-1] * pad_tokens,
+            "positions": positions + [0] * pad_tokens,
+            "num_reqs": len(order),
+            "num_tokens": starts[-1],
+        }
+        if fixed is None:
+            return builder.build(**values)
+        longest, max_query = fixed
+        buffers = StaticBuffers(
+            DEVICE,
+            tokens=len(slots) + pad_tokens,
+            rows=len(order) + pad_rows,
+            columns=[-(-longest // self.block_size)],
         )
+        return builder.build_for_graph(buffers.whole.groups[0], max_query=max_query, **values)
 
-    def run(self, order=None, *, pad_rows=0, pad_tokens=0, **options):
+    def run(self, order=None, *, pad_rows=0, pad_tokens=0, fixed=None, **options):
         """Write this step's keys and values, attend; return one output a row, and the padding's."""
         order = list(range(len(self.lengths))) if order is None else order
-        metadata = self.metadata(order, pad_rows, pad_tokens)
+        metadata = self.metadata(order, pad_rows, pad_tokens, fixed)
 
         def tokens(parts, fill):
             new = [part[-self.lengths[row][1] :] for row, part in ((r, parts[r]) for r in order)]
@@ -98,7 +114,7 @@ class Batch:
         *rows, padding = out.split([*cuts, pad_tokens])
         return dict(zip(order, rows, strict=True)), padding
 
-    def dense(self, row, *, window=None, softcap=None):
+    def dense(self, row, *, window=None, softcap=None, alibi=None):
         """Attention of one row by the formula, in float64."""
         length, queries = self.lengths[row]
         share = HEADS // KV_HEADS
@@ -108,6 +124,8 @@ class Batch:
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         at = torch.arange(length - queries, length)[:, None]
+        if alibi is not None:
+            scores = scores + alibi.double()[:, None, None] * (torch.arange(length) - at)
         seen = torch.arange(length)[None] <= at
         if window is not None:
             seen &= torch.arange(length)[None] > at - window
@@ -127,10 +145,10 @@ def random_lengths(seed, rows=7, longest=150):
 
 
 def largest_error(batch, outputs, **options):
-    return max(
-        (out.double() - batch.dense(row, **options)).abs().max().item()
-        for row, out in outputs.items()
-    )
+    errors = [
+        (out.double() - batch.dense(row, **options)).abs().max() for row, out in outputs.items()
+    ]
+    return torch.stack(errors).max().item()  # NaN if any is
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 32, 128])
@@ -150,16 +168,22 @@ def test_attention_equals_the_formula(block_size, seed):
         {"window": 4096},
         {"softcap": 3.0},
         {"window": 20, "softcap": 2.0},
+        {"alibi": SLOPES},
+        {"alibi": SLOPES, "window": 20, "softcap": 2.0},
     ],
-    ids=str,
+    ids="-".join,
 )
-def test_window_and_soft_cap_equal_the_formula(block_size, options):
+def test_window_soft_cap_and_slopes_equal_the_formula(block_size, options):
     batch = Batch(11, random_lengths(11), block_size)
     outputs, _ = batch.run(**options)
     assert largest_error(batch, outputs, **options) < 1e-5
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 300}, {"softcap": 4.0}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 300}, {"softcap": 4.0}, {"alibi": SLOPES}],
+    ids="-".join,
+)
 def test_chunks_longer_than_a_tile_equal_the_formula(options):
     lengths = [(2 * TILE + 90, 2 * TILE + 30), (TILE + 5, TILE + 5), (700, 1)]
     batch = Batch(5, lengths, 32)
@@ -256,3 +280,106 @@ def test_the_plan_is_made_once_a_step(monkeypatch):
     assert len(made) == 1
     attention(query, batch.key_cache, batch.value_cache, metadata, scale=1.0, window=3)
     assert len(made) == 2
+
+
+# For FULL graphs: the same from device tensors of fixed shapes alone.
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 32, 128])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 20, "softcap": 2.0}, {"alibi": SLOPES}, {"alibi": SLOPES, "softcap": 3.0}],
+    ids="-".join,
+)
+def test_fixed_attention_equals_the_formula(block_size, options):
+    batch = Batch(31, random_lengths(31), block_size)
+    longest = max(queries for _, queries in batch.lengths)
+    outputs, padding = batch.run(fixed=(200, longest), pad_rows=2, pad_tokens=3, **options)
+    assert largest_error(batch, outputs, **options) < 1e-5
+    assert (padding == 0).all()
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+def test_fixed_attention_of_uniform_rows_equals_the_formula(queries):
+    batch = Batch(6, [(90, queries), (queries, queries), (7, queries)], 16)
+    outputs, padding = batch.run(fixed=(128, queries), pad_rows=1, pad_tokens=queries)
+    assert largest_error(batch, outputs) < 1e-5
+    assert (padding == 0).all()
+
+
+def test_fixed_attention_in_turns_is_the_same(monkeypatch):
+    batch = Batch(12, random_lengths(12), 16)
+    whole, _ = batch.run(fixed=(160, 150), pad_rows=1)
+    monkeypatch.setattr(fixed, "POSITIONS", 350)
+    turns, _ = batch.run(fixed=(160, 150), pad_rows=1)
+    for row, out in whole.items():
+        torch.testing.assert_close(turns[row], out, atol=1e-6, rtol=0)
+
+
+def test_fixed_attention_reads_nothing_unwritten_and_writes_nothing_for_padding():
+    """The cache is NaN but for the requests' own tokens and the first of the null block."""
+    batch = Batch(14, [(130, 1), (1, 1), (2, 2), (90, 33)], 128)
+    before = batch.key_cache.clone()
+    before[0, 0] = batch.key_cache[0, 0] = batch.value_cache[0, 0] = 7.0
+    for options in ({}, {"window": 5}, {"softcap": 2.0}):
+        outputs, padding = batch.run(fixed=(256, 33), pad_rows=2, pad_tokens=4, **options)
+        assert all(torch.isfinite(out).all() for out in outputs.values())
+        assert (padding == 0).all()
+    assert (batch.key_cache[0, 0] == 7).all()
+    assert torch.isnan(batch.key_cache[0, 1:]).all(), "padding was written into the null block"
+    changed = (before != batch.key_cache) & ~(torch.isnan(before) & torch.isnan(batch.key_cache))
+    assert int(changed.any(-1).any(-1).sum()) == sum(queries for _, queries in batch.lengths)
+
+
+def test_a_row_that_is_not_a_number_stays_alone():
+    batch = Batch(15, [(40, 1), (30, 12), (17, 1)], 16)
+    plain, _ = batch.run(fixed=(64, 14))
+    batch.values[1][:] = torch.nan
+    spoilt, _ = batch.run(fixed=(64, 14))
+    assert torch.isnan(spoilt[1]).all()
+    for row in (0, 2):
+        assert torch.equal(spoilt[row], plain[row])
+
+
+def test_fixed_attention_does_the_same_for_every_batch_of_a_shape():
+    """A recording of one batch, replayed over another in the same buffers."""
+    one, other = Batch(3, [(40, 1), (30, 12), (17, 1)], 16), Batch(4, [(5, 2), (60, 9), (3, 3)], 16)
+    buffers = StaticBuffers(DEVICE, tokens=16, rows=4, columns=[4])
+    builder = AttentionMetadataBuilder(DEVICE, 16)
+    query = torch.zeros(16, HEADS, HEAD)
+
+    def metadata(batch):
+        lengths = batch.lengths
+        total = sum(queries for _, queries in lengths)
+        starts = [0, *itertools.accumulate(queries for _, queries in lengths)]
+        return builder.build_for_graph(
+            buffers.whole.groups[0],
+            query_start=[*starts, total],
+            seq_lens=[*(length for length, _ in lengths), 0],
+            block_table=[*batch.blocks, []],
+            slots=[-1] * 16,
+            positions=[0] * 16,
+            num_reqs=3,
+            num_tokens=total,
+            max_query=16,
+        )
+
+    def run(step, batch):
+        return attention(query, batch.key_cache, batch.value_cache, step, scale=HEAD**-0.5)
+
+    with torch.inference_mode():
+        for batch in (one, other):
+            for row, (length, _) in enumerate(batch.lengths):
+                batch._put(row, 0, length)
+        pool = GraphPool(lambda num_bytes: torch.zeros(num_bytes, dtype=torch.uint8))
+        step = metadata(one)
+        graph = record_graph(lambda: run(step, one), "key", pool)
+        query.copy_(torch.cat([*one.queries, torch.zeros(2, HEADS, HEAD)]))
+        out = graph.replay().clone()
+        assert torch.equal(out, run(metadata(one), one))
+        one.key_cache[: len(other.key_cache)].copy_(other.key_cache[: len(one.key_cache)])
+        one.value_cache[: len(other.value_cache)].copy_(other.value_cache[: len(one.value_cache)])
+        query.copy_(torch.cat([*other.queries, torch.zeros(2, HEADS, HEAD)]))
+        expected = run(metadata(other), other)
+        assert not torch.equal(expected, out)
+        assert torch.equal(graph.replay(), expected)

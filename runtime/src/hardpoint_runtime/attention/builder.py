@@ -96,12 +96,18 @@ class AttentionMetadataBuilder:
         tensors they are. Called by the runner before a capture and before each replay.
 
         ``max_query`` is the most tokens that a row of any batch of the graph has; ``buffers`` are
-        of R rows and T tokens. The rest as in :meth:`build`.
+        of R rows and T tokens. The rest as in :meth:`build`. Raises ValueError also for values of
+        other sizes than the buffers'.
         """
         starts, lens = tuple(map(int, query_start)), tuple(map(int, seq_lens))
         host_slots = np.asarray(slots, dtype=np.int64)
         _check(starts, lens, len(host_slots), len(positions), num_reqs, num_tokens)
-        columns = buffers.block_table.shape[1]
+        rows, columns = buffers.block_table.shape
+        if (len(lens), len(host_slots)) != (rows, len(buffers.slots)):
+            raise ValueError(
+                f"{len(lens)} rows and {len(host_slots)} tokens for a graph of {rows} rows and "
+                f"{len(buffers.slots)} tokens: inputs are padded before their metadata is built"
+            )
         table = np.zeros((len(lens), columns), dtype=np.int32)
         used = -(-max(lens, default=0) // self.block_size)
         table[:, :used] = _rows(block_table, len(lens), used)
