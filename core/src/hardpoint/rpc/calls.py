@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
@@ -21,6 +21,9 @@ from hardpoint.errors import CallTimeoutError, EncodingError, ExecutorFailedErro
 from hardpoint.isolation import log_error, text_of
 from hardpoint.rpc import codec
 from hardpoint.rpc.failures import RemoteFailure
+
+if TYPE_CHECKING:
+    from hardpoint.rpc.claims import CallerClaims
 
 _logger = logging.getLogger("hardpoint.executor")
 
@@ -93,11 +96,12 @@ class Gather:
 
     __slots__ = (
         "_begun", "_error", "_future", "_lock", "_value", "_values", "_waker", "_wanted",
-        "call", "ended", "expired", "silent", "world_size",
+        "call", "claims", "ended", "expired", "silent", "world_size",
     )  # fmt: skip
 
-    def __init__(self, call: Call, world_size: int) -> None:
+    def __init__(self, call: Call, world_size: int, claims: CallerClaims | None = None) -> None:
         self.call = call
+        self.claims = claims
         self.world_size = world_size
         self.silent = self._wanted = (1 << world_size) - 1
         """Ranks that have not replied, a bit for each; guarded by the table's lock."""
@@ -117,7 +121,9 @@ class Gather:
         with self._lock:
             future = self._future
             if future is None:
-                future = self._future = Future()
+                claims, number = self.claims, self.call.call_id
+                future = Future() if claims is None else claims.future(number, self.begin)
+                self._future = future
                 if self._begun:
                     self._set_running(future)
                 ended = self.ended
@@ -275,6 +281,8 @@ class CallTable:
         """Called as (rank, call id, error) for each error that a rank reports, on the delivering
         thread, after the caller was told; set by whoever supervises the workers.
         """
+        self.claims: CallerClaims | None = None
+        """By what calls are taken back of workers that begin them unasked; set by the executor."""
 
     def next_id(self) -> int:
         """Return an id never given before."""
@@ -284,7 +292,7 @@ class CallTable:
         """Await ``world_size`` acknowledgements of ``call``; raise ExecutorFailedError once all
         calls were failed.
         """
-        gather = Gather(call, world_size)
+        gather = Gather(call, world_size, self.claims)
         with self._lock:
             if self._closed is not None:
                 raise ExecutorFailedError(

@@ -87,11 +87,17 @@ class _Work:
             raise SystemExit(128 + signum)
 
 
-def run(boot: Boot, attach: Callable[[], CallEnd], control: ControlThread) -> int:
+def run(
+    boot: Boot,
+    attach: Callable[[], CallEnd],
+    control: ControlThread,
+    begin: Callable[[int], bool] | None = None,
+) -> int:
     """Be the worker that ``boot`` describes until the driver wants no more; return the exit code.
 
-    Runs on the main thread. A worker that cannot be built tells why by the channel, and waits to be
-    ended by the driver, who then knows the cause before the end.
+    Runs on the main thread. ``begin(call id)`` says whether a call is still wanted (WorkerClaims).
+    A worker that cannot be built tells why by the channel, and waits to be ended by the driver, who
+    then knows the cause before the end.
     """
     _log(boot.log_level)
     work = _Work()
@@ -115,7 +121,7 @@ def run(boot: Boot, attach: Callable[[], CallEnd], control: ControlThread) -> in
         control.watch(host.health, work.text)
         control.stage("ready")
         gc.freeze()  # what is built lives as long as the process does
-        _serve(end, host, control, work)
+        _serve(end, host, control, work, begin or _always)
     except SystemExit as left:  # SIGTERM, between two calls
         return left.code if isinstance(left.code, int) else FAILED
     finally:
@@ -146,10 +152,21 @@ def _built(boot: Boot, control: ControlThread) -> WorkerHost:
     return WorkerHost(context, platform, registry, boot.worker_class)
 
 
-def _serve(end: CallEnd, host: WorkerHost, control: ControlThread, work: _Work) -> None:
+def _always(call_id: int) -> bool:
+    return True
+
+
+def _serve(
+    end: CallEnd,
+    host: WorkerHost,
+    control: ControlThread,
+    work: _Work,
+    begin: Callable[[int], bool],
+) -> None:
     """Run calls in order of arrival until ``shutdown`` was one; after the driver's order to leave,
-    no other is run.
+    no other is run, nor is one that was taken back.
     """
+    rank = host.context.rank
     while True:
         call = end.receive(None)
         if call is None:
@@ -159,6 +176,9 @@ def _serve(end: CallEnd, host: WorkerHost, control: ControlThread, work: _Work) 
             work.closing = True
         elif control.cancelled():
             end.reply(_refusal(call, host))
+            continue
+        elif not begin(call.call_id):
+            end.reply(Reply(call_id=call.call_id, rank=rank, generation=call.generation))
             continue
         end.reply(host.handle(call))
         if work.closing:

@@ -13,6 +13,7 @@ from hardpoint.executor import Executor
 from hardpoint.records import Problem, WorkerHealth
 from hardpoint.rpc import channel, encoding
 from hardpoint.rpc.calls import Call, CallTable
+from hardpoint.rpc.claims import CallerClaims
 from hardpoint.rpc.supervision import Supervisor
 
 from hardpoint_multiproc.group import WorkerGroup
@@ -65,14 +66,15 @@ class MultiprocExecutor(Executor):
         kind = "shared_memory" if settings.channel == "auto" else settings.channel
         spin_us = self.config.rpc.spin_us
         end = channel.create(kind, self.world_size, spin_us=spin_us, codec=codec)
-        resources.open(end)
+        claims = self.calls.claims = CallerClaims(self.world_size)
+        resources.open(end, claims)
         self.receiver = resources.receiver
         start = Call(
             call_id=self.calls.next_id(), generation=self.generation, method="start the worker"
         )
         gather = self.calls.open(start, self.world_size)
         output = resources.nursery.output
-        launches = launches_of(self, variables, end, codec, start.call_id, output, settings)
+        launches = launches_of(self, variables, end, claims, codec, start.call_id, output, settings)
         resources.group = group = WorkerGroup(
             resources.nursery,
             self._supervisor(settings),
@@ -146,7 +148,7 @@ class MultiprocExecutor(Executor):
         prepared, self.prepared = self.prepared, None
         if isinstance(prepared, NurseryProcess):
             return prepared
-        return NurseryProcess(self.platform.preload if way.kind == NURSERY else ())
+        return NurseryProcess(self.platform.preload if way.kind == NURSERY else None)
 
     def _way_of(self, way: Way, settings: MultiprocSettings, nursery: NurseryProcess) -> str:
         """Return the way that the nursery can go: a module of the platform may not have let it."""

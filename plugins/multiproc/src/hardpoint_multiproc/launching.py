@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 from hardpoint.rpc.channel import DriverEnd
+from hardpoint.rpc.claims import CallerClaims
 from hardpoint.rpc.control import ControlLane, lane
 from hardpoint.rpc.worker_process import Boot
 
@@ -42,6 +43,7 @@ def launches_of(
     executor: Executor,
     variables: Sequence[Mapping[str, str]],
     end: DriverEnd,
+    claims: CallerClaims,
     codec: Codec,
     start_call: int,
     output: Output,
@@ -81,6 +83,7 @@ def launches_of(
             theirs.detach(),
             descriptors.memory(f"boot-{rank}", bytes(encoded.data)),
             stacks,
+            os.dup(claims.fd),
             *shared,
             *channel,
         )

@@ -34,6 +34,9 @@ class Loop:
         self.tick: Callable[[float], float] | None = None
         self._poll.register(self._bell, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def call(self, function: Callable[[], None]) -> None:
@@ -60,7 +63,9 @@ class Loop:
     def end(self, within: float) -> None:
         """Have the thread end, and wait for it (unless it is the caller). Idempotent."""
         self.call(self._finish)
-        if not self.is_current():
+        if self._thread.ident is None:
+            self._finish()
+        elif not self.is_current():
             self._thread.join(within)
 
     def _finish(self) -> None:

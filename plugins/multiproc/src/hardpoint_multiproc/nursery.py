@@ -40,6 +40,9 @@ PLAIN_ENTRY = (
 )
 """What a plain worker's interpreter runs."""
 
+WORKER_MODULES = ("hardpoint_multiproc.worker_entry", "hardpoint.rpc.shared_memory.worker_end")
+"""What every worker needs of Hardpoint itself; it has no plugin among it."""
+
 
 class Nursery:
     """Serves one driver over ``lane`` until it is told to stop, or the lane ends."""
@@ -62,12 +65,14 @@ class Nursery:
         self._poll.register(self._woken, select.POLLIN)
         self._own = {lane.fileno(), self._woken, wake}
 
-    def preload(self, modules: Sequence[str]) -> None:
-        """Import ``modules`` and what every worker needs; report how that went."""
+    def preload(self, modules: Sequence[str] | None) -> None:
+        """Import ``modules`` and what every worker needs (None: nothing, as none will be forked);
+        report how that went.
+        """
         started = time.monotonic()
         problem = ""
         try:
-            for name in (*modules, "hardpoint_multiproc.worker_entry") if modules else ():
+            for name in () if modules is None else (*modules, *WORKER_MODULES):
                 importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 - a module's own; workers then start plain
             traceback.print_exc()

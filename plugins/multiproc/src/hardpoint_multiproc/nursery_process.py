@@ -60,14 +60,14 @@ def interpreter() -> list[str]:
 class NurseryProcess:
     """One nursery and the thread that started it, which is also where the driver waits for workers.
 
-    ``preload`` are modules to import before workers are forked; empty: workers are to be started
+    ``preload`` are modules to import before workers are forked; None: workers are to be started
     plain, and the nursery imports nothing. Building it returns at once; :attr:`ready` tells when
     it may fork, with the reason why it may not (empty: it may). Whoever drops it unclosed has it
     closed.
     """
 
-    def __init__(self, preload: Sequence[str]) -> None:
-        self._state = state = _State(tuple(preload))
+    def __init__(self, preload: Sequence[str] | None) -> None:
+        self._state = state = _State(None if preload is None else tuple(preload))
         self._finalizer = weakref.finalize(self, _State.close, state, KILL_SECONDS)
         self.output = state.output
         self.loop = state.loop
@@ -100,7 +100,7 @@ class NurseryProcess:
 class _State:
     """All that a nursery needs; it knows nothing of who uses it, so that they can be collected."""
 
-    def __init__(self, preload: tuple[str, ...]) -> None:
+    def __init__(self, preload: tuple[str, ...] | None) -> None:
         self.preload = preload
         self.pid = os.getpid()
         self.process: subprocess.Popen[bytes] | None = None
@@ -113,6 +113,7 @@ class _State:
         self._died: Callable[[int | None], None] | None = None
         self._lane, self._far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.loop = Loop("hardpoint-mp", self._spawn)
+        self.loop.start()
 
     def listen(
         self, heard: Callable[[dict[str, Any], list[int]], None], died: Callable[[int | None], None]

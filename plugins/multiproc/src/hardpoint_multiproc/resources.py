@@ -8,6 +8,7 @@ from typing import TypeVar
 from hardpoint.errors import ExecutorFailedError, HardpointError
 from hardpoint.rpc.calls import Call, CallTable
 from hardpoint.rpc.channel import DriverEnd
+from hardpoint.rpc.claims import CallerClaims
 from hardpoint.rpc.receiver import Receiver
 
 from hardpoint_multiproc.group import WorkerGroup
@@ -31,11 +32,13 @@ class Resources:
         self.nursery = nursery
         self.group: WorkerGroup | None = None
         self._end: DriverEnd | None = None
+        self._claims: CallerClaims | None = None
         self._receiver: Receiver | None = None
 
-    def open(self, end: DriverEnd) -> None:
-        """Take the driver's end of the channel."""
+    def open(self, end: DriverEnd, claims: CallerClaims) -> None:
+        """Take the driver's end of the channel, and its side of the claims."""
         self._end = end
+        self._claims = claims
         self._receiver = Receiver(end, self.calls)
 
     @property
@@ -65,6 +68,8 @@ class Resources:
         self.nursery.close(left)
         if self._end is not None:
             self._end.close()
+        if self._claims is not None:
+            self._claims.close()
 
     def release(self) -> None:
         """Close for an executor that was collected, or that the interpreter's end found running."""

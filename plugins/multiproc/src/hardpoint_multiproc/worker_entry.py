@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from attrs import evolve
 from hardpoint.rpc import channel, encoding
+from hardpoint.rpc.claims import WorkerClaims
 from hardpoint.rpc.control import ControlThread
 from hardpoint.rpc.process_life import end_with_parent, set_title
 from hardpoint.rpc.worker_process import run
@@ -23,7 +24,7 @@ def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> N
     """Be the worker of ``spec``, a child of process ``nursery``.
 
     ``given`` are descriptors: the spec itself, the output, the control lane, the boot record, the
-    memory for stacks, the rendezvous if there is one, then those of the channel.
+    memory for stacks, that for claims, the rendezvous if there is one, then those of the channel.
     """
     fds = [int(fd) for fd in given]
     for fd in fds:
@@ -36,7 +37,7 @@ def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> N
         os.sched_setaffinity(0, spec["cores"])
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
-    used, out, lane, boot, stacks, *rest = fds
+    used, out, lane, boot, stacks, board, *rest = fds
     os.close(used)
     os.close(out)
     rendezvous = rest.pop(0) if spec["rendezvous"] else None
@@ -52,7 +53,8 @@ def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> N
         orders = evolve(orders, rendezvous=f"file:///proc/self/fd/{rendezvous}")
     handle = channel.WorkerHandle(fds=tuple(rest), data=spec["channel"])
     rank = spec["rank"]
-    code = run(orders, lambda: channel.attach(handle, rank, codec=codec), control)
+    claims = WorkerClaims(board, orders.world_size, rank)
+    code = run(orders, lambda: channel.attach(handle, rank, codec=codec), control, claims.begin)
     leave(code)
 
 

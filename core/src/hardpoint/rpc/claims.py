@@ -1,0 +1,133 @@
+"""Who comes first: workers that begin a queued call, or the caller that takes it back.
+
+A call that was cancelled must run on no worker, one that runs on some must run on all; and workers
+in processes of their own begin without asking anyone. Both sides therefore write first and look
+then, with a fence between: at least one sees the other. A worker that finds its call being taken
+back waits for the driver's word, which is a matter of microseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from hardpoint.rpc.shared_memory.memory import PAGE, Fence, Memory
+
+SLOTS = 256
+"""Calls that can be told apart at once: a call has the slot of its id's last digits."""
+
+_ASKED, _TAKEN, _KEPT = 1, 2, 3
+_BITS, _STATE = 2, 3
+
+
+def _size(world_size: int) -> int:
+    """Return the bytes of the states, and of what each rank has begun last, in whole pages."""
+    return -(-8 * SLOTS * (1 + world_size) // PAGE) * PAGE
+
+
+class CallerClaims:
+    """The driver's side: takes calls back that no worker has begun."""
+
+    def __init__(self, world_size: int) -> None:
+        self._memory = Memory.create(_size(world_size))
+        self._world_size = world_size
+        self._fence = Fence()
+        self._lock = threading.Lock()
+
+    @property
+    def fd(self) -> int:
+        """The descriptor that every worker attaches with."""
+        return self._memory.fd
+
+    def take_back(self, call_id: int) -> bool:
+        """Have no worker begin the call any more; False if one may have. Any thread."""
+        slot = call_id % SLOTS
+        with self._lock:
+            if self._memory.fd < 0:
+                return False
+            words = self._memory.words
+            last, state = words[slot] >> _BITS, words[slot] & _STATE
+            if last == call_id:
+                return state == _TAKEN
+            if state == _TAKEN and not self._passed(last):
+                return False  # the slot is another call's still
+            words[slot] = call_id << _BITS | _ASKED
+            self._fence()
+            taken = not self.begun(call_id)
+            words[slot] = call_id << _BITS | (_TAKEN if taken else _KEPT)
+            return taken
+
+    def future(self, call_id: int, begin: Callable[[], bool]) -> ClaimedFuture:
+        """Return the future of a call; ``begin()`` marks it as running."""
+        return ClaimedFuture(self, call_id, begin)
+
+    def begun(self, call_id: int) -> bool:
+        """Whether some worker has begun the call (or skipped it)."""
+        if self._memory.fd < 0:
+            return False
+        words, slot = self._memory.words, call_id % SLOTS
+        return any(words[(1 + rank) * SLOTS + slot] >= call_id for rank in range(self._world_size))
+
+    def _passed(self, call_id: int) -> bool:
+        """Whether every worker has come to the call, and skipped it."""
+        words, slot = self._memory.words, call_id % SLOTS
+        return all(words[(1 + rank) * SLOTS + slot] >= call_id for rank in range(self._world_size))
+
+    def close(self) -> None:
+        """Give the memory back; no call can be taken back then. Idempotent."""
+        with self._lock:
+            self._memory.close()
+
+
+class ClaimedFuture(Future[Any]):
+    """The future of a call whose workers do not ask before they begin it. ``begin()`` marks it as
+    running.
+    """
+
+    def __init__(self, claims: CallerClaims, call_id: int, begin: Callable[[], bool]) -> None:
+        super().__init__()
+        self._claims = claims
+        self._call_id = call_id
+        self._begin = begin
+
+    def cancel(self) -> bool:
+        """Cancel the call, unless a worker has begun it."""
+        if not self.done() and not self._claims.take_back(self._call_id):
+            self._begin()
+        return super().cancel()
+
+    def running(self) -> bool:
+        """Whether a worker has begun the call and not all have ended it."""
+        if not self.done() and self._claims.begun(self._call_id):
+            self._begin()
+        return super().running()
+
+
+class WorkerClaims:
+    """One worker's side: begins calls that were not taken back. Belongs to the serving thread."""
+
+    def __init__(self, fd: int, world_size: int, rank: int) -> None:
+        self._memory = Memory.attach(fd, _size(world_size))
+        self._words = self._memory.words
+        self._own = (1 + rank) * SLOTS
+        self._fence = Fence()
+
+    def begin(self, call_id: int) -> bool:
+        """Claim the call for the workers; False if the caller took it back: it runs nowhere."""
+        words, slot = self._words, call_id % SLOTS
+        words[self._own + slot] = call_id
+        self._fence()
+        found = words[slot]
+        if found >> _BITS != call_id:
+            return True
+        while found & _STATE == _ASKED:
+            os.sched_yield()
+            found = words[slot]
+        return found & _STATE == _KEPT
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent."""
+        self._memory.close()
