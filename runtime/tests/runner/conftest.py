@@ -18,7 +18,7 @@ from hardpoint.platform import Platform
 from hardpoint.records import Limits, Offer, Placement, Verdict, WorkerContext
 from hardpoint.registry import Registry
 from hardpoint.sampling_params import SamplingParams
-from hardpoint_runtime.device import HostDeviceOps
+from hardpoint_runtime.device import HostDeviceOps, TorchDeviceOps
 from hardpoint_runtime.model_runner import TorchModelRunner
 
 torch.set_num_threads(1)
@@ -118,11 +118,25 @@ def plan_for(specs, num_blocks) -> KVCacheConfig:
     )
 
 
+@pytest.fixture(scope="session")
+def device_class(request) -> type[TorchDeviceOps]:
+    """The device of every runner here: host memory, unless the plugin of ``ordered_fake`` is loaded
+    and brings another.
+    """
+    plugin = request.config.pluginmanager.get_plugin("ordered_plugin")
+    return HostDeviceOps if plugin is None else plugin.OrderedDeviceOps
+
+
+@pytest.fixture(name="plan_for")
+def _plan_for() -> Callable[..., KVCacheConfig]:
+    return plan_for
+
+
 @pytest.fixture
-def make_runner(make_context, platform, registry) -> Callable[..., TorchModelRunner]:
+def make_runner(make_context, platform, registry, device_class) -> Callable[..., TorchModelRunner]:
     def make(runner_class=TorchModelRunner, *, num_blocks=200, registry=registry, **more):
         context = make_context(**more)
-        runner = runner_class(context, platform, registry, HostDeviceOps())
+        runner = runner_class(context, platform, registry, device_class())
         runner.load_model()
         runner.initialize_kv_cache(plan_for(runner.get_kv_cache_spec(), num_blocks))
         return runner

@@ -36,13 +36,14 @@ class HistoryModel(torch.nn.Module):
         cache, metadata = step.kv_caches["memory"], step.attention["memory"]
         key, value = token_ids.float().view(-1, 1, 1), positions.float().view(-1, 1, 1)
         kv_write(key, value, cache.key, cache.value, metadata)
-        hidden = torch.zeros(len(token_ids), 1)
+        hidden = torch.zeros(len(token_ids), 1, device=token_ids.device)
         for row in range(metadata.num_reqs):
             start, stop = metadata.query_start[row : row + 2]
             end = metadata.seq_lens[row]
-            table, size = metadata.block_table[row], metadata.block_size
-            tokens = [int(cache.key[table[at // size], at % size]) for at in range(end)]
-            places = [int(cache.value[table[at // size], at % size]) for at in range(end)]
+            blocks = metadata.block_table[row, : -(-end // metadata.block_size)].long()
+            tokens, places = (
+                part[blocks].flatten()[:end].long().tolist() for part in (cache.key, cache.value)
+            )
             seen = next_token(tokens) if places == list(range(end)) else 0
             hidden[start:stop] = -1.0  # only the last one is right
             hidden[stop - 1] = seen

@@ -7,7 +7,6 @@ from hardpoint.messages import GrammarOutput, MessageError, SchedulerOutput, Ste
 from hardpoint.records import Offer
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_runtime.batch.columns import Column
-from hardpoint_runtime.device import HostDeviceOps
 from hardpoint_runtime.model_runner import TorchModelRunner
 
 OFFERED = Column(
@@ -226,8 +225,8 @@ def test_a_plugin_s_column_is_declared_filled_and_forgotten(make_runner, registr
     assert runner.requests.columns["acme.mode"].tolist() == [-1] * 8
 
 
-def test_methods_out_of_order_name_what_is_missing(make_context, platform, registry):
-    runner = TorchModelRunner(make_context(), platform, registry, HostDeviceOps())
+def test_methods_out_of_order_name_what_is_missing(make_context, platform, registry, device_class):
+    runner = TorchModelRunner(make_context(), platform, registry, device_class())
     with pytest.raises(LifecycleError, match="get_model was called before load_model"):
         runner.get_model()
     with pytest.raises(LifecycleError, match="execute_model was called before initialize_kv_cache"):

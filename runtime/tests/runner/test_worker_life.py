@@ -10,14 +10,14 @@ from hardpoint.config.schema import ParallelConfig
 from hardpoint.errors import ConfigError, HardpointError, LifecycleError, MemoryBudgetError
 from hardpoint.messages import NewRequestData, SchedulerOutput
 from hardpoint.sampling_params import SamplingParams
-from hardpoint_runtime.device import HostDeviceOps, MemoryInfo
+from hardpoint_runtime.device import MemoryInfo, TorchDeviceOps
 from hardpoint_runtime.worker import TorchWorker
 
 GIB = 1 << 30
 
 
-class FiguredDevice(HostDeviceOps):
-    """Host memory whose figures the test sets; records what is asked in which order."""
+class Figures:
+    """A device whose figures the test sets; records what is asked in which order."""
 
     def __init__(self, *, free=6 * GIB, total=8 * GIB, held=GIB, peak=2 * GIB):
         super().__init__()
@@ -44,14 +44,19 @@ class FiguredDevice(HostDeviceOps):
 
 
 class FiguredWorker(TorchWorker):
-    figured: FiguredDevice
+    figured: TorchDeviceOps
 
     def make_device(self):
         return self.figured
 
 
 @pytest.fixture
-def make_worker(make_context, platform, registry):
+def figured(device_class):
+    return type("FiguredDevice", (Figures, device_class), {})
+
+
+@pytest.fixture
+def make_worker(make_context, platform, registry, figured):
     def make(*, device=None, explicit=False, share=0.75, context=None, **more):
         context = context or make_context(**more)
         config = context.config
@@ -61,7 +66,7 @@ def make_worker(make_context, platform, registry):
             origins={"memory_utilization": "flag --memory-utilization"} if explicit else {},
         )
         worker = FiguredWorker(evolve(context, config=config), platform, registry)
-        worker.figured = device or FiguredDevice()
+        worker.figured = device or figured()
         return worker
 
     return make
@@ -78,15 +83,15 @@ def test_init_takes_seeds_and_then_measures(make_worker):
     ("total", "share", "budget"), [(100, 0.755, 76), (100, 0.75, 75), (8 * GIB, 1.0, 7 * GIB)]
 )
 def test_the_budget_is_the_share_rounded_up_but_never_more_than_is_free(
-    make_worker, total, share, budget
+    make_worker, figured, total, share, budget
 ):
-    worker = make_worker(device=FiguredDevice(total=total), share=share)
+    worker = make_worker(device=figured(total=total), share=share)
     worker.init_device()
     assert worker.budget == budget
 
 
-def test_an_explicit_share_that_is_not_free_is_an_error_with_the_figures(make_worker):
-    worker = make_worker(device=FiguredDevice(free=GIB), explicit=True)
+def test_an_explicit_share_that_is_not_free_is_an_error_with_the_figures(make_worker, figured):
+    worker = make_worker(device=figured(free=GIB), explicit=True)
     with pytest.raises(MemoryBudgetError) as caught:
         worker.init_device()
     assert str(caught.value) == (
@@ -96,17 +101,17 @@ def test_an_explicit_share_that_is_not_free_is_an_error_with_the_figures(make_wo
     assert caught.value.exit_code == 2
 
 
-def test_a_default_share_that_is_not_free_is_lowered_and_logged(make_worker, caplog):
-    worker = make_worker(device=FiguredDevice(free=GIB))
+def test_a_default_share_that_is_not_free_is_lowered_and_logged(make_worker, figured, caplog):
+    worker = make_worker(device=figured(free=GIB))
     with caplog.at_level(logging.INFO, "hardpoint.worker"):
         worker.init_device()
     assert worker.budget == 2 * GIB
     assert f"{2 * GIB} of {8 * GIB} bytes are free, fewer than memory_utilization" in caplog.text
 
 
-def test_what_is_left_for_the_cache_may_be_negative(make_worker):
+def test_what_is_left_for_the_cache_may_be_negative(make_worker, figured):
     for peak, left in ((2 * GIB, 4 * GIB), (7 * GIB, -GIB)):
-        worker = make_worker(device=FiguredDevice(peak=peak))
+        worker = make_worker(device=figured(peak=peak))
         worker.init_device()
         worker.load_model()
         assert worker.determine_available_memory() == left
