@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from hardpoint.checkpoints.sharded_state import SHARDED_STATE
 from hardpoint.errors import (
     HardpointError,
     LifecycleError,
@@ -38,6 +39,7 @@ from hardpoint_runtime.graphs.planning import plan_graphs
 from hardpoint_runtime.graphs.steps import StepGraphs, write_tokens
 from hardpoint_runtime.graphs.support import attention_support
 from hardpoint_runtime.loading import load_into, open_weights
+from hardpoint_runtime.loading.sharded_state import load_sharded_state
 from hardpoint_runtime.memory.kv_cache import KVCache
 from hardpoint_runtime.memory.workspace import Workspace
 from hardpoint_runtime.models import build_model
@@ -130,6 +132,9 @@ class TorchModelRunner(ModelRunner):
 
     def load_weights(self, model: LanguageModel) -> None:
         """Stream the checkpoint into the model."""
+        if self.description.format == SHARDED_STATE:
+            load_sharded_state(model, self.description.path, self.context)
+            return
         with open_weights(
             self.description,
             seed=self.config.model.seed or 0,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hardpoint.errors import ConfigError, LifecycleError, MemoryBudgetError
@@ -13,6 +14,7 @@ from hardpoint.references import resolve_class
 from hardpoint.worker import Worker
 
 from hardpoint_runtime.device import DeviceOps, TorchDeviceOps
+from hardpoint_runtime.loading.sharded_state import save_sharded_state
 from hardpoint_runtime.model_runner import TorchModelRunner
 from hardpoint_runtime.parallel.seat import ALONE, Seat, take_seat
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
         StepTicket,
     )
     from hardpoint.platform import Platform
-    from hardpoint.records import LoadReport, WarmUpReport, WorkerContext
+    from hardpoint.records import LoadReport, SavedFile, WarmUpReport, WorkerContext
     from hardpoint.registry import Registry
 
 _logger = logging.getLogger("hardpoint.worker")
@@ -149,6 +151,13 @@ class TorchWorker(Worker):
     def update_max_model_len(self, max_model_len: int) -> None:
         """Adopt a length fitted by the driver; longer requests are refused from now on."""
         self._runner("update_max_model_len").update_max_model_len(max_model_len)
+
+    def save_sharded_state(
+        self, path: str, pattern: str | None, max_size: int | None
+    ) -> Sequence[SavedFile]:
+        """Write this rank's weights, as they are in memory, into folder ``path``."""
+        model = self._runner("save_sharded_state").get_model()
+        return save_sharded_state(model, self.context, Path(path), pattern, max_size)
 
     # Within.
 
