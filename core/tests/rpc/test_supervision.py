@@ -66,6 +66,7 @@ class Group:
                     self.see("heard", rank, busy_since=since, call=call)
             if self.now >= self.supervisor.next_tick():
                 self.see("tick")
+                assert self.supervisor.next_tick() > self.now, "it would be asked without end"
             if self.now >= end:
                 return
 
@@ -122,9 +123,10 @@ def test_a_rank_that_does_not_acknowledge_fails_the_group_by_the_first_error():
 def test_a_rank_that_does_not_leave_its_collective_is_killed():
     group = Group()
     group.waiting[7] = {0, 2}
+    group.busy[0] = group.busy[2] = (group.now, "execute_model")
     group.see("erred", 1, 7, remote(1))
     group.run(1.5)
-    group.see("exited", 2, 0)
+    del group.busy[2]
     group.run(5)
     when, kill = group.only(Kill)
     assert kill.rank == 0
@@ -278,6 +280,7 @@ def test_what_ends_while_closing_ends_rightly():
     group.waiting[7] = {0}
     group.see("erred", 1, 7, remote(1))
     group.supervisor.closing()
+    group.see("erred", 2, 7, remote(2))
     group.see("exited", 0, 0)
     group.quiet = {0, 1, 2}
     group.run(10)

@@ -139,6 +139,7 @@ class Supervisor:
         self._progress = now
         self._suspects: dict[int, _Suspect] = {}
         self._ending: dict[int, float] = {}
+        """Rank -> until when it may leave what it was told to leave."""
         self._due = now + heartbeat
         self._closing = False
         self.failure: HardpointError | None = None
@@ -188,13 +189,17 @@ class Supervisor:
         if state.accused == "hung" and busy_since != state.busy_since:
             state.accused, state.dump_until = "", None  # it moves again
         state.busy_since, state.call = busy_since, call
+        until = self._ending.get(rank)
+        if until is not None and (busy_since is None or busy_since > until - self._grace):
+            del self._ending[rank]  # it left, and may live on
         if stage and not state.ready:
             return self.progressed(rank, stage, now)
         return []
 
     def erred(self, rank: int, call_id: int, error: HardpointError, now: float) -> list[Action]:
         """Worker ``rank`` acknowledged ``call_id`` with an error, of which the caller was told."""
-        if self.failure is None and len(self._suspects) < MOST_SUSPECT:
+        judged = self.failure is not None or self._closing
+        if not judged and len(self._suspects) < MOST_SUSPECT:
             self._suspects.setdefault(
                 call_id, _Suspect(rank=rank, error=error, until=now + self._grace)
             )
