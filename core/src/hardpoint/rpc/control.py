@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from hardpoint.rpc.faults import LOSE, fault
+
 if TYPE_CHECKING:
     from hardpoint.records import WorkerHealth
 
@@ -151,9 +153,11 @@ class ControlThread:
         end: socket.socket,
         interval: float,
         *,
+        rank: int | None = None,
         orphaned: Callable[[], None] | None = None,
     ) -> None:
         end.setblocking(True)
+        self._rank = rank
         self._end = end
         self._interval = interval
         self._orphaned = orphaned or end_own_group
@@ -203,6 +207,8 @@ class ControlThread:
             now = time.monotonic()
             if now >= due:
                 due = now + self._interval
+                if fault.active and fault("heartbeat", self._rank) == LOSE:
+                    continue
                 self._send(self._report(Sign.HEARTBEAT))
             self._own_time = time.thread_time()
 

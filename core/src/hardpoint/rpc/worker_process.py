@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
 from hardpoint.config.resolution import structure_plugins
-from hardpoint.errors import CancelledStepError
 from hardpoint.metadata import ResolvedPlugin
 from hardpoint.records import WorkerContext
 from hardpoint.registry import Registry
 from hardpoint.rpc.calls import PackedCall, Reply
+from hardpoint.rpc.channel import ChannelClosedError
 from hardpoint.rpc.control import ControlThread
 from hardpoint.rpc.failures import RemoteFailure
+from hardpoint.rpc.faults import DUPLICATE, LOSE, VARIABLE, fault
 from hardpoint.rpc.host import WorkerHost
 
 if TYPE_CHECKING:
@@ -77,13 +80,15 @@ class _Work:
     def __init__(self) -> None:
         self.call = ""
         self.closing = False
+        self.left = False
 
     def text(self) -> str:
         return self.call
 
     def leave(self, signum: int, frame: FrameType | None) -> None:
         """Handle SIGTERM: leave whatever runs, once; what is closing already goes on."""
-        if not self.closing:
+        if not self.closing and not self.left:
+            self.left = True
             raise SystemExit(128 + signum)
 
 
@@ -96,39 +101,65 @@ def run(
     """Be the worker that ``boot`` describes until the driver wants no more; return the exit code.
 
     Runs on the main thread. ``begin(call id)`` says whether a call is still wanted (WorkerClaims).
-    A worker that cannot be built tells why by the channel, and waits to be ended by the driver, who
-    then knows the cause before the end.
+    SIGTERM has the worker leave its work, shut down, and end by that signal.
     """
     _log(boot.log_level)
+    fault.plan(os.environ.get(VARIABLE))
     work = _Work()
     signal.signal(signal.SIGTERM, work.leave)
-    control.stage("channel")
-    end = attach()
+    code = FAILED
+    try:
+        control.stage("channel")
+        end = attach()
+        try:
+            code = _live(boot, end, control, work, begin or _always)
+        finally:
+            end.close()
+    except SystemExit:
+        if not work.left:
+            raise
+    if work.left:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    return code
+
+
+def _live(
+    boot: Boot,
+    end: CallEnd,
+    control: ControlThread,
+    work: _Work,
+    begin: Callable[[int], bool],
+) -> int:
+    """Build the worker, serve, shut it down.
+
+    A worker that cannot be built tells why by the channel, and waits to be ended by the driver:
+    were this process to end first, its end would hide the cause.
+    """
     host: WorkerHost | None = None
+    failure = None
     try:
         host = _built(boot, control)
-        failure = None
+        fault("worker.before_ready", boot.rank)
     except BaseException as error:  # noqa: BLE001 - told to the driver, which raises it
         failure = RemoteFailure.of(error)
+    reply = Reply(
+        call_id=boot.start_call, rank=boot.rank, generation=boot.generation, failure=failure
+    )
     try:
-        reply = Reply(
-            call_id=boot.start_call, rank=boot.rank, generation=boot.generation, failure=failure
-        )
         end.reply(reply)
-        if host is None:
-            _await_end(end)
+        if host is None or failure is not None:
+            _await_end(end, work)
             return FAILED
         control.watch(host.health, work.text)
         control.stage("ready")
         gc.freeze()  # what is built lives as long as the process does
-        _serve(end, host, control, work, begin or _always)
-    except SystemExit as left:  # SIGTERM, between two calls
-        return left.code if isinstance(left.code, int) else FAILED
+        with suppress(ChannelClosedError):  # by which the driver says that it wants no more
+            _serve(end, host, control, work, begin)
     finally:
         work.closing = True
         if host is not None:
             host.close()
-        end.close()
     return 0
 
 
@@ -163,8 +194,10 @@ def _serve(
     work: _Work,
     begin: Callable[[int], bool],
 ) -> None:
-    """Run calls in order of arrival until ``shutdown`` was one; after the driver's order to leave,
-    no other is run, nor is one that was taken back.
+    """Run calls in order of arrival until ``shutdown`` was one, except those that were taken back.
+
+    After the driver's order to leave, no other is begun or answered: the driver has given up what
+    it has sent.
     """
     rank = host.context.rank
     while True:
@@ -172,34 +205,44 @@ def _serve(
         if call is None:
             continue
         work.call = call.name
+        if fault.active:
+            fault("worker.received", rank)
         if call.name == "shutdown":
             work.closing = True
+            fault("shutdown.worker", rank)
         elif control.cancelled():
-            end.reply(_refusal(call, host))
             continue
         elif not begin(call.call_id):
             end.reply(Reply(call_id=call.call_id, rank=rank, generation=call.generation))
             continue
-        end.reply(host.handle(call))
+        reply = host.handle(call)
+        if work.left:
+            return
+        if fault.active:
+            _reply_as_planned(end, reply)
+        else:
+            end.reply(reply)
         if work.closing:
             return
-        del call  # hold no arguments while waiting
+        del call, reply  # hold nothing of it while waiting
 
 
-def _await_end(end: CallEnd) -> None:
-    """Wait for the driver's word: were this process to end first, its end would hide the cause."""
-    while (call := end.receive(None)) is None or call.name != "shutdown":
-        pass
+def _reply_as_planned(end: CallEnd, reply: Reply) -> None:
+    """Reply, or not, or twice: as the fault says."""
+    outcome = fault("reply.before_send", reply.rank)
+    if outcome != LOSE:
+        end.reply(reply)
+    if outcome == DUPLICATE:
+        end.reply(reply)
+    fault("reply.after_send", reply.rank)
 
 
-def _refusal(call: PackedCall, host: WorkerHost) -> Reply:
-    error = CancelledStepError(f"{call.name!r} was not begun: the driver ends this worker")
-    return Reply(
-        call_id=call.call_id,
-        rank=host.context.rank,
-        generation=call.generation,
-        failure=RemoteFailure.of(error),
-    )
+def _await_end(end: CallEnd, work: _Work) -> None:
+    """Wait until the driver says that it knows."""
+    while not work.left:
+        call = end.receive(None)
+        if call is not None and call.name == "shutdown":
+            return
 
 
 def _log(level: int) -> None:

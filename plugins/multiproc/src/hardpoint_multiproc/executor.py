@@ -14,6 +14,7 @@ from hardpoint.records import Problem, WorkerHealth
 from hardpoint.rpc import channel, encoding
 from hardpoint.rpc.calls import Call, CallTable
 from hardpoint.rpc.claims import CallerClaims
+from hardpoint.rpc.faults import DUPLICATE, LOSE, fault
 from hardpoint.rpc.supervision import Supervisor
 
 from hardpoint_multiproc.group import WorkerGroup
@@ -96,7 +97,16 @@ class MultiprocExecutor(Executor):
 
     def call_workers(self, call: Call) -> None:
         """Send ``call`` to every worker."""
-        self._open().end.send(call)
+        end = self._open().end
+        if not fault.active:
+            end.send(call)
+            return
+        outcome = fault("call.before_send")
+        if outcome != LOSE:
+            end.send(call)
+        if outcome == DUPLICATE:
+            end.send(call)
+        fault("call.after_send")
 
     def probe_health(self, timeout: float) -> Sequence[WorkerHealth]:
         """Ping every worker by its control lane."""

@@ -90,6 +90,7 @@ class Nursery:
             self._end_all()
 
     def _turn(self) -> bool:
+        _fault("nursery.idle")
         for fd, _ in self._poll.poll():
             if fd == self._woken:
                 return False
@@ -117,6 +118,7 @@ class Nursery:
 
     def _start(self, message: Mapping[str, Any], fds: list[int]) -> None:
         rank = message["rank"]
+        _fault("nursery.before_fork", rank)
         try:
             if message["way"] == NURSERY:
                 if (count := thread_count()) != 1:
@@ -206,6 +208,14 @@ class Nursery:
             descriptors.send(self._lane, message, fds)
         except OSError:
             return  # the driver is gone; the lane's end is noticed where it is read
+
+
+def _fault(point: str, rank: int | None = None) -> None:
+    """Pass a fault point; tests alone have any, and a nursery loads nothing that it does not need."""
+    if "HARDPOINT_FAULTS" in os.environ:
+        from hardpoint.rpc.faults import fault
+
+        fault(point, rank)
 
 
 def _lead_group(pid: int) -> None:

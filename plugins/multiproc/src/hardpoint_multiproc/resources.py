@@ -9,6 +9,7 @@ from hardpoint.errors import ExecutorFailedError, HardpointError
 from hardpoint.rpc.calls import Call, CallTable
 from hardpoint.rpc.channel import DriverEnd
 from hardpoint.rpc.claims import CallerClaims
+from hardpoint.rpc.faults import fault
 from hardpoint.rpc.receiver import Receiver
 
 from hardpoint_multiproc.group import WorkerGroup
@@ -78,6 +79,7 @@ class Resources:
 
     def _ask(self, deadline: float) -> None:
         """Send the workers their last call."""
+        fault("shutdown.driver")
         call = Call(
             call_id=self.calls.next_id(),
             generation=self.generation,

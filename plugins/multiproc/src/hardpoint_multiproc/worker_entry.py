@@ -43,7 +43,8 @@ def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> N
     rendezvous = rest.pop(0) if spec["rendezvous"] else None
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True, chain=False)
     faulthandler.enable(all_threads=True)
-    control = ControlThread(socket.socket(fileno=lane), spec["heartbeat"])
+    rank = spec["rank"]
+    control = ControlThread(socket.socket(fileno=lane), spec["heartbeat"], rank=rank)
     control.start()
     control.stage("boot")
     codec = encoding.PickleCodec()
@@ -52,7 +53,6 @@ def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> N
     if rendezvous is not None:
         orders = evolve(orders, rendezvous=f"file:///proc/self/fd/{rendezvous}")
     handle = channel.WorkerHandle(fds=tuple(rest), data=spec["channel"])
-    rank = spec["rank"]
     claims = WorkerClaims(board, orders.world_size, rank)
     code = run(orders, lambda: channel.attach(handle, rank, codec=codec), control, claims.begin)
     leave(code)
