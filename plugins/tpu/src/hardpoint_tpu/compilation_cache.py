@@ -67,7 +67,7 @@ def counted_compilations(folder: Path | None) -> Iterator[Compilations]:
         if threading.get_ident() == thread and event == HIT:
             counts.cached += 1
 
-    def took(event: str, _: float, **__: str | int) -> None:
+    def took(event: str, duration_secs: float, **_: str | int) -> None:
         if threading.get_ident() == thread and event == COMPILED:
             counts.asked += 1
 

@@ -45,7 +45,7 @@ def _ask_for_virtual_devices(count: int) -> None:
     if count == 1:
         return
     try:
-        if jax.config.jax_num_cpu_devices < count:
+        if jax.config.jax_num_cpu_devices < count:  # type: ignore[attr-defined]
             jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
         _logger.debug("JAX runs already, with the devices that it has")

@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of (seed, position, token): the same draws as the torch toolkit.
+"""Random numbers as a pure function of (seed, position, token): the torch toolkit's draws.
 
 A request's key is a hash of its seed and of the position of the token to choose; from it comes one
 number for each token of the vocabulary, and with them an exponential race: with q_i ~ Exp(1) the
@@ -39,7 +39,7 @@ def key(seed: int, position: int, lane: int = 0) -> int:
 
 
 def keys(places: Iterable[tuple[int, int]], rows: int) -> NDArray[np.uint32]:
-    """Return uint32 [2, rows], high and low halves of the key of each (seed, position); 0 beyond."""
+    """Return uint32 [2, rows], high and low halves of each (seed, position)'s key; 0 beyond."""
     found = [key(seed, position) for seed, position in places]
     halves = np.zeros((2, rows), np.uint32)
     halves[0, : len(found)] = [each >> 32 for each in found]
@@ -55,7 +55,7 @@ def steps(vocabulary: int) -> NDArray[np.uint32]:
 
 
 def exponential(row_keys: jax.Array, token_steps: jax.Array) -> jax.Array:
-    """Return float32 [R, V], q ~ Exp(1), finite and above 0, of the keys [2, R] and steps [2, V]."""
+    """Return float32 [R, V], q ~ Exp(1), finite and above 0, of keys [2, R] and steps [2, V]."""
     pair = _add(
         (row_keys[0][:, None], row_keys[1][:, None]), (token_steps[0][None], token_steps[1][None])
     )

@@ -16,8 +16,8 @@ from hardpoint_tpu.requests import Ints, Requests
 class PieceInputs:
     """The inputs of one piece, padded to ``shape``: N tiles of B tokens.
 
-    ``token_ids`` int32 [N * B], 0 where there is none; ``tables`` int32 [N, columns], ``starts`` and
-    ``counts`` int32 [N]: the position of a tile's first token and how many are real, 0 for padding.
+    ``token_ids`` int32 [N * B], 0 where there is none; ``tables`` int32 [N, columns]; ``starts``
+    and ``counts`` int32 [N]: where a tile's first token is and how many are real, 0 for padding.
     ``sampled`` are the requests whose next token can be chosen, ``rows`` int32 [R] the places of
     their last tokens, padded with 0.
     """
@@ -49,7 +49,7 @@ def build_piece(
     held[: len(owner)] = np.minimum(lengths[owner] - offset, shape.tile)
     tables = np.zeros((shape.tiles, requests.blocks.shape[1]), np.int32)
     tables[: len(owner)] = requests.blocks[slots[owner]]
-    due = np.flatnonzero(requests.due(slots, lengths))
+    due = np.flatnonzero(requests.due(slots, lengths)).tolist()
     last = (np.cumsum(tiles_of) - tiles_of) * shape.tile + lengths - 1
     places = np.zeros(rows, np.int32)
     places[: len(due)] = last[due]

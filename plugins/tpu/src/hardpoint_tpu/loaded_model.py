@@ -1,4 +1,4 @@
-"""The model on the devices: loaded, put to sleep with or without a copy on the host, loaded again."""
+"""The model on the devices: loaded, put to sleep with or without a host copy, loaded again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from hardpoint.records import LoadReport
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from hardpoint_tpu.params import LlamaParams, Recipe, load_params, placed, whole_tensors
+from hardpoint_tpu.params import (
+    LlamaParams,
+    Recipe,
+    all_recipes,
+    load_params,
+    needed_shapes,
+    placed,
+    whole_tensors,
+)
 from hardpoint_tpu.shape import ModelShape
 from hardpoint_tpu.weights import WeightSource
 
@@ -95,6 +103,11 @@ class LoadedModel:
     def tensors(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yield every tensor, whole, under its name in a checkpoint."""
         return whole_tensors(self.params, self.shape)
+
+    @property
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor, in the order of :meth:`tensors`."""
+        return needed_shapes(self.shape, all_recipes(self.shape))
 
     def described_by(self, description: ModelDescription) -> None:
         """Adopt the description of files that hold the same model. Raises LifecycleError for

@@ -49,7 +49,7 @@ def linear(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """Return x [T, H] over its root mean square, times ``weight`` [H] (Zhang and Sennrich, 2019)."""
+    """Return x [T, H] over its root mean square, times ``weight`` (Zhang and Sennrich, 2019)."""
     wide = x.astype(jnp.float32)
     scaled = wide * lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + eps)
     return scaled.astype(x.dtype) * weight
@@ -162,8 +162,8 @@ def layers_step(
     batch = TileBatch(tables=tables, starts=starts, counts=counts)
     written = []
     for each, cache in zip(params, caches, strict=True):
-        x, cache = layer(shape, attend, each, cache, x, (cos, sin), batch)
-        written.append(cache)
+        x, new = layer(shape, attend, each, cache, x, (cos, sin), batch)
+        written.append(new)
     return x, written
 
 

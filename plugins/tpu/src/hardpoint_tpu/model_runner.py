@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from attrs import evolve, frozen
 from hardpoint.checkpoints import read_description
+from hardpoint.checkpoints.sharded_state import SHARDED_STATE
 from hardpoint.errors import CancelledStepError, HardpointError, LifecycleError, UnsupportedError
 from hardpoint.kv_cache import KVCacheSpec
 from hardpoint.messages import (
@@ -39,6 +40,7 @@ from hardpoint_tpu.requests import Requests
 from hardpoint_tpu.sampler import Sampler
 from hardpoint_tpu.sampling import build_sampling, grammar_masks
 from hardpoint_tpu.shape import ModelShape
+from hardpoint_tpu.sharded_state import ShardedStateSource
 from hardpoint_tpu.weights import WeightSource, open_weights
 
 if TYPE_CHECKING:
@@ -121,10 +123,8 @@ class TpuModelRunner(ModelRunner):
     def load_model(self) -> LoadReport:
         """Read the weights to the devices."""
         dtype = jax.numpy.dtype(self.config.model.dtype)
-        model = LoadedModel(self.description, self.shape, self.mesh, dtype)
-        report = model.load(self._open_weights, self.context.cancelled)
-        self.model = model
-        return report
+        self.model = LoadedModel(self.description, self.shape, self.mesh, dtype)
+        return self.model.load(self._open_weights, self.context.cancelled)
 
     def reload_weights(self, path: str | None) -> LoadReport:
         """Read the weights again, from ``path`` or from where they came. Raises LifecycleError for
@@ -380,11 +380,10 @@ class TpuModelRunner(ModelRunner):
             self.cache.put(start, written)
 
     def _open_weights(self) -> WeightSource:
-        return open_weights(self.get_description(), self.config.model.seed or 0)
-
-    def get_description(self) -> ModelDescription:
-        """Return the description of the files that the weights come from."""
-        return self.description if self.model is None else self.model.description
+        model = self.get_model()
+        if model.description.format == SHARDED_STATE:
+            return ShardedStateSource(model.description, model.dtype.name, model.tensor_shapes)
+        return open_weights(model.description, self.config.model.seed or 0)
 
     def _abandon_waiting(self, plan: SchedulerOutput) -> None:
         """A step that waits for sampling may only be left behind if all its requests are gone."""

@@ -10,6 +10,7 @@ Tested interpreted, and lowered for TPUs by ``jax.export``; never run on a TPU.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,9 @@ def pallas_attention(
     rows = grouped(query, kv_heads)
     width = tables.shape[1]
 
-    def block_of(n: jax.Array, j: jax.Array, tables, starts, counts):  # noqa: ANN001, ANN202
+    def block_of(
+        n: Any, j: Any, tables: Any, starts: Any, counts: Any
+    ) -> tuple[Any, int, int, int]:
         last = jnp.maximum(starts[n] + counts[n] - 1, 0) // block_size
         return tables[n * width + jnp.minimum(j, last)], 0, 0, 0
 
@@ -65,20 +68,20 @@ def pallas_attention(
     return ungrouped(out, tile)
 
 
-def _kernel(  # noqa: ANN202
-    tables,
-    starts,
-    counts,
-    query,
-    key,
-    value,
-    out,
-    best,
-    total,
-    sums,
+def _kernel(
+    tables: Any,
+    starts: Any,
+    counts: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    best: Any,
+    total: Any,
+    sums: Any,
     *,
-    tile: int,  # noqa: ANN001
-):
+    tile: int,
+) -> None:
     """One block of one tile. References: query and out [1, k, r, d], key and value [1, s, k, d];
     scratch kept over a tile's blocks: best and total [k, r, lanes], sums [k, r, d].
     """

@@ -134,6 +134,12 @@ def outer_recipes(shape: ModelShape) -> dict[str, Recipe]:
     return recipes
 
 
+def all_recipes(shape: ModelShape) -> list[Recipe]:
+    """Return the recipes of every array, the outer ones first."""
+    tables = [outer_recipes(shape), *(layer_recipes(shape, i) for i in range(shape.layers))]
+    return [recipe for table in tables for recipe in table.values()]
+
+
 def _head_rows(layout: Sequence[Sequence[int]], size: int) -> tuple[Indices, ...]:
     """Return the rows of each device's heads."""
     rows = []
@@ -191,7 +197,7 @@ def load_params(
     CancelledStepError as soon as ``cancelled``.
     """
     recipes = [outer_recipes(shape), *(layer_recipes(shape, i) for i in range(shape.layers))]
-    check_tensors(source, shape, [each for table in recipes for each in table.values()])
+    check_tensors(source, shape, all_recipes(shape))
 
     def load(recipe: Recipe) -> jax.Array:
         if cancelled():
@@ -243,7 +249,7 @@ def needed_shapes(shape: ModelShape, recipes: Sequence[Recipe]) -> dict[str, tup
         "embed_tokens": (shape.vocabulary, shape.hidden),
         "lm_head": (shape.vocabulary, shape.hidden),
     }
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name in (name for recipe in recipes for name in recipe.names):
         *_, part, kind = name.split(".")
         if part in rows:

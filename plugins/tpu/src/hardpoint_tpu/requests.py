@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import define
@@ -70,7 +70,7 @@ class Requests:
         self.max_model_len = max_model_len
         self.block_size = block_size
         self.num_blocks = num_blocks
-        self.columns: dict[str, NDArray[np.generic]] = {
+        self.columns: dict[str, NDArray[Any]] = {
             name: np.zeros(capacity, np.int32)
             for name in ("num_prompt", "num_tokens", "num_computed", "num_blocks")
         }

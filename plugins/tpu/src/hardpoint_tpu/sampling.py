@@ -7,7 +7,7 @@ stage does not run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
@@ -138,7 +138,7 @@ def ending_words(words: Sequence[Sequence[int]], output: Sequence[int]) -> set[i
 def _forbidden(
     requests: Requests,
     states: Sequence[RequestState],
-    wishes: NDArray[np.generic],
+    wishes: NDArray[Any],
     vocabulary: int,
     eos_token_ids: Sequence[int],
     masks: Mapping[str, Flags],
@@ -204,7 +204,7 @@ def _penalties(
     requests: Requests,
     states: Sequence[RequestState],
     slots: NDArray[np.int64],
-    wishes: NDArray[np.generic],
+    wishes: NDArray[Any],
     rows: int,
     vocabulary: int,
 ) -> PenaltyArrays | None:

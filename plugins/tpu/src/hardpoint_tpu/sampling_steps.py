@@ -21,7 +21,7 @@ NO_CHOICE = 0
 
 
 def edit(logits: jax.Array, forbidden: jax.Array, bias: jax.Array) -> jax.Array:
-    """Return the logits with -inf where ``forbidden`` [R, V] and ``bias`` [R, V] added elsewhere."""
+    """Return the logits, -inf where ``forbidden`` [R, V], with ``bias`` [R, V] elsewhere."""
     return jnp.where(forbidden, -jnp.inf, logits + bias)
 
 

@@ -164,7 +164,7 @@ class TpuWorker(Worker):
         return self._release(tags, keep=False)
 
     def wake_up(self, tags: Sequence[str]) -> SleepReport:
-        """Take the memory again: weights from the host's copy if there is one, the KV cache empty."""
+        """Take the memory again: weights from the host's copy if any, the KV cache empty."""
         runner = self.get_model_runner()
         if "weights" in tags:
             runner.get_model().restore()
@@ -181,7 +181,7 @@ class TpuWorker(Worker):
     def save_sharded_state(
         self, path: str, pattern: str | None, max_size: int | None
     ) -> Sequence[SavedFile]:
-        """Write the whole model, which this worker holds, in files of at most ``max_size`` bytes."""
+        """Write the whole model, which is on this worker, in files of at most ``max_size``."""
         model = self.get_model_runner().get_model()
         return write_sharded_state(model, self.context, Path(path), pattern, max_size)
 
