@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import cloudpickle
 import pytest
 from attrs import evolve, field, frozen
 from hardpoint.checkpoints import read_description
@@ -77,6 +78,13 @@ SPELLINGS = {
     ),
 }
 """One executor as all its spellings, for the tests that show that they are one."""
+
+
+def pytest_collection_modifyitems(items):
+    """Send functions of the tests by value: workers need not import pytest to run them."""
+    for module in {item.module for item in items if item.path.parent == Path(__file__).parent}:
+        cloudpickle.register_pickle_by_value(module)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(params=FLAVOURS)
