@@ -43,6 +43,10 @@ NAMES: Final = MappingProxyType(
 )
 
 
+MOST_TOLD: Final = 5
+"""Tensors of another shape or type that an error shows."""
+
+
 def held_tensors(model: LanguageModel) -> dict[str, torch.Tensor]:
     """Return checkpoint name -> this rank's part of the weight, as a view of the model's memory.
 
@@ -184,16 +188,21 @@ def _check_tensors(
     saved = {tensor.name: tensor for file in files for tensor in file.tensors}
     names = {tensor.name for tensor in needed}
     wrong = [tensor for tensor in needed if saved.get(tensor.name, tensor) != tensor]
-    problems = {
-        "missing": [tensor.name for tensor in needed if tensor.name not in saved],
-        "without a place in the model": [name for name in saved if name not in names],
-        "different": [f"{t.name} ({_form(saved[t.name])}, not {_form(t)})" for t in wrong],
-    }
-    listed = [f"{len(found)} {what}: {some(found)}" for what, found in problems.items() if found]
-    if listed:
+    missing = [tensor.name for tensor in needed if tensor.name not in saved]
+    extra = [name for name in saved if name not in names]
+    told = [
+        *([f"{len(missing)} missing: {some(missing)}"] if missing else ()),
+        *([f"{len(extra)} without a place in the model: {some(extra)}"] if extra else ()),
+        *(
+            f"{shown(tensor.name)} is {_form(saved[tensor.name])}, not {_form(tensor)}"
+            for tensor in wrong[:MOST_TOLD]
+        ),
+        *([f"{len(wrong) - MOST_TOLD} more differ"] if len(wrong) > MOST_TOLD else ()),
+    ]
+    if told:
         raise CheckpointError(
             f"{folder / MANIFEST}: the tensors of rank {rank} are not the model's: "
-            f"{'; '.join(listed)}"
+            f"{'; '.join(told)}"
         )
 
 
