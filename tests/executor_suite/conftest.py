@@ -98,6 +98,12 @@ def one_of_a_kind(request):
     return FLAVOURS[request.param]
 
 
+@pytest.fixture
+def threads_executor():
+    """The executor whose workers are threads of the test's process."""
+    return THREADS.ThreadsExecutor
+
+
 @pytest.fixture(params=SPELLINGS)
 def spelling(request):
     made = Launcher(SPELLINGS[request.param])
