@@ -1,0 +1,196 @@
+"""Executors of the dummy platform, drivers in processes of their own, and a look from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import cloudpickle
+import psutil
+import pytest
+from attrs import evolve
+from hardpoint.checkpoints import read_description
+from hardpoint.config import resolution
+from hardpoint.config.loading import load_config
+from hardpoint.registry import Registry
+from hardpoint.selection import select_executor, select_platform
+
+PATIENCE = 30.0
+"""Seconds after which a wait is a failure; nothing here takes as long, were the machine idle."""
+
+MARK = "MP_TEST_MARK"
+
+
+def pytest_collection_modifyitems(items):
+    """Send functions of the tests by value: workers need not import pytest to run them."""
+    for module in {item.module for item in items if item.path.parent == Path(__file__).parent}:
+        cloudpickle.register_pickle_by_value(module)
+
+
+def wait_until(condition, within=PATIENCE):
+    end = time.monotonic() + within
+    while not (found := condition()):
+        if time.monotonic() > end:
+            raise TimeoutError("it never came true")
+        time.sleep(0.002)
+    return found
+
+
+@pytest.fixture
+def eventually():
+    return wait_until
+
+
+class Launcher:
+    """Starts executors ``mp`` on the dummy platform, in this process; ends them after the test."""
+
+    def __init__(self):
+        self.started = []
+
+    def prepare(self, workers=2, **overrides):
+        """Return what an executor is built from: (class, config, registry, platform)."""
+        keys = {
+            "model": "dummy",
+            "load_format": "dummy",
+            "platform": "dummy",
+            "executor": "mp",
+            "plugins.dummy.num_workers": workers,
+            **overrides,
+        }
+        config = load_config(overrides=keys, environ={})
+        registry = Registry.discover(config)
+        platform = select_platform(registry, config)
+        config = evolve(config, description=read_description("dummy", "dummy"))
+        config = resolution.configure(config, registry, platform)
+        config = resolution.fill_defaults(config, platform)
+        executor_class = select_executor(registry, config, platform)
+        config = resolution.structure_plugins(config, registry)
+        resolution.check(config, registry, platform, executor_class)
+        return executor_class, config, registry, platform
+
+    def built(self, **overrides):
+        """Return an executor that was not started; its platform can still be changed."""
+        executor_class, *parts = self.prepare(**overrides)
+        executor = executor_class(*parts)
+        self.started.append(executor)
+        return executor
+
+    def start(self, **overrides):
+        executor_class, *parts = self.prepare(**overrides)
+        executor = executor_class.start(*parts)
+        self.started.append(executor)
+        return executor
+
+    def close(self):
+        for executor in self.started:
+            executor.shutdown()
+
+
+@pytest.fixture
+def launcher():
+    made = Launcher()
+    yield made
+    made.close()
+
+
+def pid_of(worker):
+    return os.getpid()
+
+
+@pytest.fixture
+def pids():
+    """Ask an executor for its workers' processes."""
+    return lambda executor: executor.collective_rpc(pid_of)
+
+
+def alive(pid):
+    """Whether a process is there and no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def is_alive():
+    return alive
+
+
+class Driver:
+    """A driver in a process of its own, whose descendants are found by a mark in their environment.
+
+    ``said`` are the JSON lines that it printed so far.
+    """
+
+    def __init__(self, script, mark, *arguments, **environment):
+        self.mark = mark
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            env={**os.environ, MARK: mark, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self):
+        """Return the next line that it prints, read as JSON."""
+        line = self.process.stdout.readline()
+        if not line:
+            raise EOFError(f"the driver ended: {self.process.stderr.read()}")
+        return json.loads(line)
+
+    def family(self):
+        """Return all living processes of this driver, itself included."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if process.environ().get(MARK) == self.mark:
+                    found.append(process.pid)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def ended(self, within=PATIENCE):
+        """Wait for its end; return its exit code and what it wrote to standard error."""
+        _, error = self.process.communicate(timeout=within)
+        return self.process.returncode, error
+
+    def kill(self, signum=signal.SIGKILL):
+        self.process.send_signal(signum)
+
+
+@pytest.fixture
+def drivers():
+    """Start drivers; what is left of them after the test is killed, and was to be none."""
+    made = []
+
+    def start(*arguments, **environment):
+        script = Path(__file__).with_name("mp_driver.py")
+        driver = Driver(script, uuid.uuid4().hex, *arguments, **environment)
+        made.append(driver)
+        return driver
+
+    yield start
+    left = []
+    for driver in made:
+        if driver.process.poll() is None:
+            driver.kill()
+            driver.process.wait()
+        for stream in (driver.process.stdout, driver.process.stderr):
+            stream.close()
+        for _ in range(200):
+            if not driver.family():
+                break
+            time.sleep(0.02)
+        for pid in driver.family():
+            left.append(psutil.Process(pid).cmdline())
+            psutil.Process(pid).kill()
+    assert left == []
