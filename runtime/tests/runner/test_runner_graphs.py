@@ -15,7 +15,6 @@ from hardpoint.errors import CancelledStepError, ConfigError, LifecycleError
 from hardpoint.records import Offer
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_runtime.attention import paged
-from hardpoint_runtime.device import HostDeviceOps
 from hardpoint_runtime.graphs.errors import GraphBufferError, GraphCaptureError
 from hardpoint_runtime.graphs.modes import GraphMode
 from hardpoint_runtime.graphs.piecewise import EagerPiece, PiecewiseGraph, Segment
@@ -224,8 +223,8 @@ def test_each_graph_is_made_once_after_its_warm_ups(make_runner):
         runner.graphs.captured.add(capture, runner.graphs._capture)
 
 
-class Watching(HostDeviceOps):
-    """Notes what is asked of the port."""
+class Watching:
+    """A port that notes what it is asked."""
 
     def __init__(self):
         super().__init__()
@@ -244,11 +243,12 @@ class Watching(HostDeviceOps):
 
 
 @pytest.fixture
-def watched(make_context, platform, registry):
+def watched(make_context, platform, registry, device_class):
     def make(mode, sizes):
         graph = GraphConfig(graph_mode=mode, graph_sizes=sizes)
         context = make_context(graph=graph, max_num_seqs=4)
-        runner = TorchModelRunner(context, platform, registry, Watching())
+        device = type("WatchingDevice", (Watching, device_class), {})()
+        runner = TorchModelRunner(context, platform, registry, device)
         runner.load_model()
         return runner
 
@@ -480,7 +480,7 @@ def keeps_a_derived_tensor(query, key_cache, value_cache, metadata, *, scale, **
     return query * lengths
 
 
-made_outside = {length: torch.ones(1) * length for length in range(300)}
+made_outside = {length: torch.tensor(float(length)) for length in range(300)}
 
 for each in (reads_on_the_host, depends_on_host_lengths, depends_on_data, keeps_a_derived_tensor):
     graph_support(AttentionSupport.ALWAYS)(each)
@@ -543,8 +543,10 @@ def test_the_mode_is_what_attention_supports(registry, make_runner):
         plan(undeclared, "full", origins={"graph_mode": "a test"})
 
 
-def test_a_device_names_the_mode_where_the_user_names_none(make_context, platform, registry):
-    class Graphic(HostDeviceOps):
+def test_a_device_names_the_mode_where_the_user_names_none(
+    make_context, platform, registry, device_class
+):
+    class Graphic(device_class):
         default_graph_mode = "full_decode_only"
 
     runner = TorchModelRunner(make_context(max_num_seqs=4), platform, registry, Graphic())

@@ -1,0 +1,51 @@
+"""A pytest plugin: runners are tested on the device that enforces order (``-p ordered_plugin``).
+
+``--staged-copies PATH`` runs another text of ``hardpoint_runtime.staged_copies``: a mutated one
+must be found out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import ordered_device
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--staged-copies", help="a file to use as hardpoint_runtime.staged_copies")
+
+
+def pytest_configure(config):
+    if path := config.getoption("--staged-copies"):
+        name = "hardpoint_runtime.staged_copies"
+        spec = importlib.util.spec_from_file_location(name, path)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    ordered_device.install()
+    import hardpoint_runtime.device
+
+    class OrderedDeviceOps(hardpoint_runtime.device.TorchDeviceOps):
+        """The port, as it is, over the device that enforces order."""
+
+        def __init__(self):
+            super().__init__(ordered_device.NAME, 0, pins=True)
+
+        def host_buffer(self, shape, dtype):
+            return ordered_device.PinnedTensor.new(shape, dtype)
+
+    globals()["OrderedDeviceOps"] = OrderedDeviceOps
+
+
+@pytest.fixture(autouse=True)
+def everything_arrives():
+    """Start each test on a device as new; what is on its way at its end must still be right."""
+    ordered_device.DEVICE.begin()
+    yield ordered_device.DEVICE
+    ordered_device.DEVICE.synchronize()
+
+
+@pytest.fixture
+def device():
+    return globals()["OrderedDeviceOps"]()
