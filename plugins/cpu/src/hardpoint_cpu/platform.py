@@ -28,6 +28,7 @@ OFFERED = frozenset(
         Capability.LOGPROBS,
         Capability.GRAMMAR,
         Capability.BLOCK_COPIES,
+        Capability.GRAPHS,
         Capability.SHARDED_STATE,
         Capability.TENSOR_PARALLEL,
         Capability.PIPELINE_PARALLEL,
