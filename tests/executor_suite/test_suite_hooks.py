@@ -97,6 +97,7 @@ def test_hooks_fire_in_order_in_the_driver_and_in_every_worker(flavour, fired, f
         sampling = SamplingParams(temperature=0, max_tokens=4)
         core.add_request(EngineRequest(req_id="a", prompt=(1,), sampling=sampling, arrival=0.0))
         core.step()
+        core.executor.collective_rpc("supported_tasks")  # every rank is done with the step
     finally:
         core.shutdown()
     heard = [what for what in fired() if what[1] != "imported"]

@@ -455,10 +455,16 @@ METHODS = {
 }
 
 
+def offer_only(worker, offered):
+    worker.platform.capabilities = offered
+
+
 @pytest.mark.parametrize("capability", CALLS, ids=lambda capability: capability.name)
 def test_what_a_platform_does_not_offer_is_refused_before_anything_is_sent(launcher, capability):
     group = launcher.ready()
-    group.platform.capabilities = {**dict.fromkeys(Capability, YES), capability: NOT_YET}
+    offered = {**dict.fromkeys(Capability, YES), capability: NOT_YET}
+    group.platform.capabilities = offered
+    group.collective_rpc(offer_only, args=(offered,))
     before = group.collective_rpc("recorded_calls")
     with pytest.raises(UnsupportedError, match="platform 'dummy' does not support") as caught:
         CALLS[capability](group)

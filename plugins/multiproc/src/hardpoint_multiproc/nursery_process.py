@@ -131,6 +131,8 @@ class _State:
 
     def _spawn(self) -> None:
         """Start the process. On the loop's thread: the process ends with the thread."""
+        if self._closed:
+            return
         out = self.output.add(KEY, "nursery")
         far = self._far
         command = [
@@ -188,17 +190,22 @@ class _State:
                 return
             self._closed = True
         end = time.monotonic() + within
-        process = self.process
-        if process is not None:
-            if not self.ready.done():
-                process.kill()  # it has no children yet, and would notice no request while it loads
-            self._lane.shutdown(socket.SHUT_WR)
-            if _exit_of(process, max(0.05, end - time.monotonic())) is None:
-                process.kill()
-                _exit_of(process, KILL_SECONDS)
-        self.loop.end(KILL_SECONDS)
+        if self.process is not None:
+            self._end(self.process, end)
+        self.loop.end(max(KILL_SECONDS, within))
+        if self.process is not None:  # it was just being started, or took too long
+            self._end(self.process, 0.0)
         self.output.close(KILL_SECONDS)
         self._lane.close()
+
+    def _end(self, process: subprocess.Popen[bytes], end: float) -> None:
+        """Have it end by ``end`` (monotonic s): by the end of its lane, else by SIGKILL."""
+        if not self.ready.done():
+            process.kill()  # it has no children yet, and would notice no request while it loads
+        self._lane.shutdown(socket.SHUT_WR)
+        if _exit_of(process, max(0.05, end - time.monotonic())) is None:
+            process.kill()
+            _exit_of(process, KILL_SECONDS)
 
 
 def end_group(pid: int, session: int) -> None:
