@@ -226,3 +226,59 @@ def cache_bytes(worker):
     """Bytes of the KV cache that this rank has allocated."""
     caches = worker.get_model_runner().kv_cache.layers.values()
     return sum(cache.key.nbytes + cache.value.nbytes for cache in caches)
+
+
+class BrokenError(RuntimeError):
+    """What a stage raises."""
+
+
+def break_step(worker, rank, step_id, where):
+    """Let one rank fail in one step: before its part of the model runs, or after."""
+    runner = worker.get_model_runner()
+    if worker.rank != rank:
+        return
+    forward, prepare = runner.forward, runner.prepare
+
+    def fail_after(inputs, plan):
+        out = forward(inputs, plan)
+        if plan.step_id == step_id:
+            raise BrokenError(f"broken {where}")
+        return out
+
+    def fail_before(plan):
+        if plan.step_id == step_id:
+            raise BrokenError(f"broken {where}")
+        return prepare(plan)
+
+    if where == "before":
+        runner.prepare = fail_before
+    else:
+        runner.forward = fail_after
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_stage_that_fails_in_a_step_spoils_no_other(engines, rank, where):
+    """Steps behind it are in flight, and have as many tokens: nothing else tells them apart."""
+    expected = answers(engines(1, 3))
+    core = engines(1, 3)
+    core.executor.collective_rpc(break_step, args=(rank, 6, where))
+    for req_id, prompt in PROMPTS.items():
+        sampling = SamplingParams(temperature=0, max_tokens=6)
+        core.add_request(
+            EngineRequest(req_id=req_id, prompt=prompt, sampling=sampling, arrival=0.0)
+        )
+    tokens, failed = dict.fromkeys(PROMPTS, ()), {}
+    while core.has_unfinished():
+        for output in core.step():
+            tokens[output.req_id] += output.new_tokens
+            if output.error is not None:
+                failed[output.req_id] = output.error
+    assert len(failed) == 1
+    (error,) = failed.values()
+    assert isinstance(error, RemoteError)
+    assert f"broken {where}" in str(error), "also where a later stage spoke first"
+    for req_id, got in tokens.items():
+        assert got == expected[req_id][: len(got)]
+        assert (len(got) == 6) != (req_id in failed)
+    assert answers(core) == expected

@@ -305,10 +305,18 @@ class TorchModelRunner(ModelRunner):
         """Run one step, in the documented order; see :class:`hardpoint.model_runner.ModelRunner`.
 
         Raises MessageError, before anything but the finished and preempted requests has changed,
-        for a plan that contradicts itself or what is known here.
+        for a plan that contradicts itself or what is known here. Whatever a pipeline stage raises,
+        the next one hears of it instead of waiting.
         """
+        try:
+            return self._execute(scheduler_output)
+        except BaseException as error:
+            if self.line is not None and scheduler_output.total_tokens:
+                self.line.skip(scheduler_output.step_id, error)
+            raise
+
+    def _execute(self, plan: SchedulerOutput) -> ModelRunnerOutput | StepTicket:
         started = time.perf_counter()
-        plan = scheduler_output
         self.apply(plan)
         inputs = logits = stats = None
         prepared = time.perf_counter()
