@@ -1,4 +1,4 @@
-"""What ends, and what follows: worker, driver, nursery (cases B3, B5, B24; rows E3, X14; V1, V9)."""
+"""What ends and what follows: worker, driver, nursery (cases B3, B5, B24; rows E3, X14; V1, V9)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_others_are_gone_after_the_shutdown_that_follows(launcher, pids, is_
 def test_a_killed_driver_leaves_nothing(drivers, eventually, start, what):
     driver = drivers(what, f"plugins.mp.start={start}")
     driver.line(), driver.line(), driver.line()
-    if what not in ("idle",):
+    if what != "idle":
         driver.line()
     assert len(driver.family()) >= 4
     forked = [pid for pid in driver.family() if what == "forked" and _is_copy(driver, pid)]
@@ -130,12 +130,12 @@ def test_a_driver_killed_while_it_starts_leaves_nothing(drivers, eventually, sta
 
 
 def test_no_memory_and_no_socket_has_a_name(drivers, tmp_path):
-    before = set(os.listdir("/dev/shm"))
+    before = set(Path("/dev/shm").iterdir())
     driver = drivers("busy", TMPDIR=str(tmp_path))
     for _ in range(4):
         said = driver.line()
     family = driver.family()
-    assert set(os.listdir("/dev/shm")) <= before
+    assert set(Path("/dev/shm").iterdir()) <= before
     assert list(tmp_path.iterdir()) == []
     for pid in family:
         for connection in psutil.Process(pid).net_connections(kind="all"):

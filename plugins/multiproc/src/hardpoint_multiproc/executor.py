@@ -11,14 +11,13 @@ from hardpoint.config.problems import config_error
 from hardpoint.errors import ExecutorFailedError, HardpointError
 from hardpoint.executor import Executor
 from hardpoint.records import Problem, WorkerHealth
-from hardpoint.rpc import channel, encoding
+from hardpoint.rpc import encoding
 from hardpoint.rpc.calls import Call, CallTable
-from hardpoint.rpc.claims import CallerClaims
 from hardpoint.rpc.faults import DUPLICATE, LOSE, fault
 from hardpoint.rpc.supervision import Supervisor
 
 from hardpoint_multiproc.group import WorkerGroup
-from hardpoint_multiproc.launching import launches_of, variables_of
+from hardpoint_multiproc.launching import launch_all, variables_of
 from hardpoint_multiproc.nursery_process import NurseryProcess, interpreter
 from hardpoint_multiproc.resources import Resources
 from hardpoint_multiproc.settings import MultiprocSettings
@@ -65,17 +64,17 @@ class MultiprocExecutor(Executor):
         self._resources = resources
         self._finalizer = weakref.finalize(self, Resources.release, resources)
         kind = "shared_memory" if settings.channel == "auto" else settings.channel
-        spin_us = self.config.rpc.spin_us
-        end = channel.create(kind, self.world_size, spin_us=spin_us, codec=codec)
-        claims = self.calls.claims = CallerClaims(self.world_size)
-        resources.open(end, claims)
-        self.receiver = resources.receiver
+        resources.open(kind, self.world_size, self.config.rpc.spin_us, codec)
+        self.receiver, self.calls.claims = resources.receiver, resources.claims
         start = Call(
             call_id=self.calls.next_id(), generation=self.generation, method="start the worker"
         )
         gather = self.calls.open(start, self.world_size)
-        output = resources.nursery.output
-        launches = launches_of(self, variables, end, claims, codec, start.call_id, output, settings)
+        output, launches = resources.nursery.output, resources.launches
+        launch_all(
+            self, launches, variables, resources.end, resources.claims, codec, start.call_id,
+            output, settings,
+        )  # fmt: skip
         resources.group = group = WorkerGroup(
             resources.nursery,
             self._supervisor(settings),

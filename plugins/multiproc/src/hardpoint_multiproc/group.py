@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from attrs import define, field, frozen
+from attrs import define, field
 from hardpoint.errors import ExecutorFailedError, HardpointError, WorkerSilentError
 from hardpoint.records import WorkerHealth
 from hardpoint.rpc.control import ControlLane, Order, Report, Sign
@@ -40,18 +40,33 @@ EXIT_SECONDS = 0.3
 """How long the nursery's word on a dead worker's exit is awaited."""
 
 
-@frozen(kw_only=True)
+@define(eq=False)
 class Launch:
-    """One worker to start: how, and with what.
+    """One worker to start, and everything that was made for it.
 
-    ``fds`` go to the worker, in order; the group closes them, as ``stacks``, the memory for the
-    stacks of its threads.
+    ``given`` are the descriptors that go to the worker, in order; ``lane`` is the driver's end of
+    its control lane, ``stacks`` the memory for the stacks of its threads. Whatever is made is put
+    here at once, so that an interrupt loses nothing.
     """
 
     rank: int
     title: str
-    fds: tuple[int, ...]
-    stacks: int
+    given: list[int] = field(factory=list)
+    lane: ControlLane | None = None
+    stacks: int = -1
+
+    def hand_over(self) -> None:
+        """Close what went to the worker."""
+        given, self.given = self.given, []
+        descriptors.close(given)
+
+    def close(self) -> None:
+        """Close everything. Idempotent."""
+        self.hand_over()
+        if self.lane is not None:
+            self.lane.close()
+        stacks, self.stacks = self.stacks, -1
+        descriptors.close([stacks] if stacks >= 0 else ())
 
 
 @define(eq=False)
@@ -107,11 +122,13 @@ class WorkerGroup:
 
     # Start.
 
-    def start(self, launches: Iterable[tuple[Launch, ControlLane]], way: str) -> None:
+    def start(self, launches: Iterable[Launch], way: str) -> None:
         """Have the nursery start every worker; return at once. What becomes of them is seen on the
         loop's thread.
         """
-        self._workers = [_Worker(launch=launch, lane=lane) for launch, lane in launches]
+        self._workers = [
+            _Worker(launch=launch, lane=launch.lane) for launch in launches if launch.lane
+        ]
         self._nursery.loop.tick = self._tick
         for worker in self._workers:
             self._launch(worker, way)
@@ -119,7 +136,7 @@ class WorkerGroup:
     def _launch(self, worker: _Worker, way: str) -> None:
         launch = worker.launch
         op = {"op": "start", "rank": launch.rank, "way": way, "command": self._command}
-        self._nursery.tell(op, launch.fds)
+        self._nursery.tell(op, launch.given)
 
     def _heard(self, message: dict[str, object], fds: list[int]) -> None:
         rank = message["rank"]
@@ -147,7 +164,7 @@ class WorkerGroup:
         worker.pid, worker.pidfd, worker.heard = pid, pidfd, now
         loop, rank = self._nursery.loop, worker.launch.rank
         self._nursery.output.rename(rank, f"{worker.launch.title} pid={pid}")
-        descriptors.close(fd for fd in worker.launch.fds if fd != worker.launch.stacks)
+        worker.launch.hand_over()
         loop.watch(pidfd, lambda: self._dying(worker))
         loop.watch(worker.lane.fileno(), lambda: self._listen(worker))
         self._judge(lambda judge: judge.spawned(rank, pid, now))
@@ -382,11 +399,9 @@ class WorkerGroup:
         """End whatever is left, and give everything back. Idempotent."""
         self._nursery.close(within)
         for worker in self._workers:
-            worker.lane.close()
-            descriptors.close({*worker.launch.fds, worker.launch.stacks} if not worker.pid else ())
-        for worker in self._workers:
-            if worker.pid:
-                descriptors.close({worker.pidfd, worker.launch.stacks})
+            worker.launch.close()
+            pidfd, worker.pidfd = worker.pidfd, -1
+            descriptors.close([pidfd] if pidfd >= 0 else ())
         self._workers = []
 
 

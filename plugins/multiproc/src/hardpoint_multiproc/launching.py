@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("hardpoint.executor.mp")
 
+RENDEZVOUS = 6
+"""Where the rendezvous stands among the descriptors that a worker is given."""
+
 
 def variables_of(executor: Executor) -> list[dict[str, str]]:
     """Return the variables that the platform and the plugins want in each worker."""
@@ -39,8 +42,9 @@ def variables_of(executor: Executor) -> list[dict[str, str]]:
     return [{**common, **registry.worker_env(config, rank)} for rank in range(executor.world_size)]
 
 
-def launches_of(
+def launch_all(
     executor: Executor,
+    launches: list[Launch],
     variables: Sequence[Mapping[str, str]],
     end: DriverEnd,
     claims: CallerClaims,
@@ -48,24 +52,19 @@ def launches_of(
     start_call: int,
     output: Output,
     settings: MultiprocSettings,
-) -> list[tuple[Launch, ControlLane]]:
-    """Make everything that the workers are given, and the driver's ends of it."""
+) -> None:
+    """Make everything that the workers are given; each thing is in ``launches`` as soon as it is
+    made.
+    """
     world_size = executor.world_size
     cores = _cores(executor, settings)
-    rendezvous = descriptors.memory("rendezvous") if world_size > 1 else None
-    made = []
     for rank in range(world_size):
-        ours, theirs = lane()
-        title = title_of(executor.config, rank, world_size)
+        launch = Launch(rank=rank, title=title_of(executor.config, rank, world_size))
+        launches.append(launch)
         handle = end.worker_handle(rank)
-        stacks = descriptors.memory(f"stacks-{rank}")
-        out = output.add(rank, title)
-        shared = () if rendezvous is None else (os.dup(rendezvous),)
-        channel = tuple(os.dup(fd) for fd in handle.fds)
-        boot = _boot(executor, rank, start_call)
         spec = {
             "rank": rank,
-            "title": title,
+            "title": launch.title,
             "env": {**os.environ, **variables[rank]},
             "path": list(sys.path),
             "cwd": str(Path.cwd()),
@@ -74,23 +73,28 @@ def launches_of(
             "heartbeat": executor.config.rpc.heartbeat,
             "codec": codec.name,
             "channel": dict(handle.data),
-            "rendezvous": rendezvous is not None,
+            "rendezvous": world_size > 1,
         }
-        encoded = codec.encode(boot, "the worker's boot record")
-        fds = (
-            descriptors.memory(f"spec-{rank}", json.dumps(spec).encode()),
-            out,
-            theirs.detach(),
-            descriptors.memory(f"boot-{rank}", bytes(encoded.data)),
-            stacks,
-            os.dup(claims.fd),
-            *shared,
-            *channel,
-        )
-        made.append((Launch(rank=rank, title=title, fds=fds, stacks=stacks), ControlLane(ours)))
-    if rendezvous is not None:
-        os.close(rendezvous)
-    return made
+        boot = codec.encode(_boot(executor, rank, start_call), "the worker's boot record")
+        give = launch.given.append
+        give(descriptors.memory(f"spec-{rank}", json.dumps(spec).encode()))
+        give(output.add(rank, launch.title))
+        give(_lane(launch))
+        give(descriptors.memory(f"boot-{rank}", bytes(boot.data)))
+        launch.stacks = descriptors.memory(f"stacks-{rank}")
+        give(os.dup(launch.stacks))
+        give(os.dup(claims.fd))
+        if world_size > 1:
+            first = launches[0].given
+            give(os.dup(first[RENDEZVOUS]) if rank else descriptors.memory("rendezvous"))
+        for fd in handle.fds:
+            give(os.dup(fd))
+
+
+def _lane(launch: Launch) -> int:
+    ours, theirs = lane()
+    launch.lane = ControlLane(ours)
+    return theirs.detach()
 
 
 def _boot(executor: Executor, rank: int, start_call: int) -> Boot:

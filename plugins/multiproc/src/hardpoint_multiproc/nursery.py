@@ -211,7 +211,7 @@ class Nursery:
 
 
 def _fault(point: str, rank: int | None = None) -> None:
-    """Pass a fault point; tests alone have any, and a nursery loads nothing that it does not need."""
+    """Pass a fault point. Tests alone have any; a nursery loads nothing that it does not need."""
     if "HARDPOINT_FAULTS" in os.environ:
         from hardpoint.rpc.faults import fault
 

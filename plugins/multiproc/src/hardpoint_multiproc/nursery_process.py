@@ -197,6 +197,7 @@ class _State:
             self._end(self.process, 0.0)
         self.output.close(KILL_SECONDS)
         self._lane.close()
+        self._far.close()
 
     def _end(self, process: subprocess.Popen[bytes], end: float) -> None:
         """Have it end by ``end`` (monotonic s): by the end of its lane, else by SIGKILL."""

@@ -6,13 +6,15 @@ import time
 from typing import TypeVar
 
 from hardpoint.errors import ExecutorFailedError, HardpointError
+from hardpoint.rpc import channel
 from hardpoint.rpc.calls import Call, CallTable
 from hardpoint.rpc.channel import DriverEnd
 from hardpoint.rpc.claims import CallerClaims
+from hardpoint.rpc.encoding import Codec
 from hardpoint.rpc.faults import fault
 from hardpoint.rpc.receiver import Receiver
 
-from hardpoint_multiproc.group import WorkerGroup
+from hardpoint_multiproc.group import Launch, WorkerGroup
 from hardpoint_multiproc.nursery_process import NurseryProcess
 
 _T = TypeVar("_T")
@@ -31,16 +33,17 @@ class Resources:
         self.calls = calls
         self.generation = generation
         self.nursery = nursery
+        self.launches: list[Launch] = []
         self.group: WorkerGroup | None = None
         self._end: DriverEnd | None = None
         self._claims: CallerClaims | None = None
         self._receiver: Receiver | None = None
 
-    def open(self, end: DriverEnd, claims: CallerClaims) -> None:
-        """Take the driver's end of the channel, and its side of the claims."""
-        self._end = end
-        self._claims = claims
-        self._receiver = Receiver(end, self.calls)
+    def open(self, kind: str, world_size: int, spin_us: float, codec: Codec) -> None:
+        """Make the channel, and what calls are taken back by."""
+        self._end = channel.create(kind, world_size, spin_us=spin_us, codec=codec)
+        self._receiver = Receiver(self._end, self.calls)
+        self._claims = CallerClaims(world_size)
 
     @property
     def end(self) -> DriverEnd:
@@ -51,6 +54,11 @@ class Resources:
     def receiver(self) -> Receiver:
         """Who takes replies from it."""
         return _there(self._receiver)
+
+    @property
+    def claims(self) -> CallerClaims:
+        """The driver's side of claims."""
+        return _there(self._claims)
 
     @property
     def workers(self) -> WorkerGroup:
@@ -67,6 +75,8 @@ class Resources:
         if self.group is not None:
             self.group.close(left)
         self.nursery.close(left)
+        for launch in self.launches:
+            launch.close()
         if self._end is not None:
             self._end.close()
         if self._claims is not None:
