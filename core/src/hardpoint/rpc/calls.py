@@ -15,7 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import define, field
 
 from hardpoint.errors import CallTimeoutError, EncodingError, ExecutorFailedError
 from hardpoint.isolation import log_error, text_of
@@ -30,9 +30,11 @@ _logger = logging.getLogger("hardpoint.executor")
 __all__ = ["Call", "CallTable", "Gather", "PackedCall", "RemoteFailure", "Reply"]
 
 
-@frozen(kw_only=True)
+@define(kw_only=True)
 class Call:
-    """One call to every worker. ``timeout`` is seconds and ``deadline`` the monotonic second at
+    """One call to every worker; never changed (to freeze it would double the cost of making it).
+
+    ``timeout`` is seconds and ``deadline`` the monotonic second at
     which it ends, or None; ``reply_rank`` None means all values.
     """
 
@@ -63,7 +65,7 @@ class Call:
         )
 
 
-@frozen(kw_only=True)
+@define(kw_only=True)
 class PackedCall:
     """A call on its way; ``body`` unpacks to (method, args, kwargs)."""
 
@@ -74,7 +76,7 @@ class PackedCall:
     reply_rank: int | None = None
 
 
-@frozen(kw_only=True)
+@define(kw_only=True)
 class Reply:
     """One rank's acknowledgement of one call: a packed value (None where it was not asked for one)
     or a failure.
@@ -155,18 +157,22 @@ class Gather:
 
         What the value's own code raises while it is rebuilt, be it SystemExit, ends it too.
         """
+        values = self._values
         if parcel is not None:
             try:
-                value = codec.unpack(parcel, f"result of {self.call.name!r}")
+                values[rank] = codec.unpack(parcel, "result", self.call.name)
             except BaseException as error:  # noqa: BLE001 - else nobody would end the call
                 self.finish(error=self._unusable(rank, error))
                 return
-            self._values[rank] = value
         with self._lock:
             self._wanted = wanted = self._wanted & ~(1 << rank)
-        if not wanted:
+            if wanted or self.ended:
+                return
             asked = self.call.reply_rank
-            self.finish(self._values if asked is None else self._values[asked])
+            self._value = values if asked is None else values[asked]
+            self.ended = True
+        if self._future is not None or self._waker is not None:
+            self._tell()
 
     def fail(self, rank: int, failure: RemoteFailure) -> BaseException:
         """End the call by the error that a rank reported; return that as it is raised here."""
@@ -187,6 +193,11 @@ class Gather:
                 return
             self._value, self._error = value, error
             self.ended = True
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell those who wait; later ones find the call ended."""
+        with self._lock:
             future, waker = self._future, self._waker
         if future is not None:
             self._complete(future)

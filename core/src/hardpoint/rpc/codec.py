@@ -58,7 +58,7 @@ class Encoded(NamedTuple):
 class Foreign(Protocol):
     """A parcel of another codec, which alone can open it."""
 
-    def unpack(self, where: str) -> Any:
+    def unpack(self, where: str, of: str) -> Any:
         """Return the value; raise EncodingError."""
 
 
@@ -120,16 +120,12 @@ def encode_apart(value: object, where: str) -> Encoded:
     return Encoded(data, buffers)
 
 
-def encode_plain_call(
-    method: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Encoded | None:
+def encode_plain_call(method: str, args: tuple[Any, ...]) -> bytes | None:
     """Encode a call of a name with plain arguments the shortest way; None for any other."""
-    if type(method) is not str or kwargs:
-        return None
     for value in args:
         if type(value) not in PLAIN:
             return None
-    return Encoded(pickle.dumps((method, args, kwargs), 5))
+    return pickle.dumps((method, args, {}), 5)
 
 
 def _means_main(data: bytes) -> bool:
@@ -139,15 +135,18 @@ def _means_main(data: bytes) -> bool:
     return b"\x08__main__" in data or bool(cloudpickle.list_registry_pickle_by_value())
 
 
-def decode(data: bytes | memoryview, where: str, buffers: Sequence[memoryview] = ()) -> Any:
+def decode(
+    data: bytes | memoryview, where: str, of: str = "", buffers: Sequence[memoryview] = ()
+) -> Any:
     """Decode what :func:`encode` made; raise EncodingError if its own code fails to rebuild it,
-    by whatever exception.
+    by whatever exception. ``where`` and the call that it is ``of`` are for the error's text.
     """
     try:
         return pickle.loads(data, buffers=buffers)  # noqa: S301 - bytes of our own local channel only
     except BaseException as error:
+        what = f"{where} of {of!r}" if of else where
         raise EncodingError(
-            f"{where} was sent but cannot be rebuilt here ({_one_line(error)}). Its class must be "
+            f"{what} was sent but cannot be rebuilt here ({_one_line(error)}). Its class must be "
             f"importable and able to be copied by pickle."
         ) from error
 
@@ -162,16 +161,16 @@ def carry(value: object, where: str) -> Carried:
     return Carried(value)
 
 
-def unpack(parcel: Parcel, where: str) -> Any:
+def unpack(parcel: Parcel, where: str, of: str = "") -> Any:
     """Return the value in a parcel of :func:`pack`, or in one that a channel brought."""
     kind = type(parcel)
     if kind is bytes:
-        return decode(parcel, where)  # type: ignore[arg-type]
+        return decode(parcel, where, of)  # type: ignore[arg-type]
     if kind is Carried:
         return parcel.value  # type: ignore[union-attr]
     if kind is Encoded:
-        return decode(parcel.data, where, parcel.buffers)  # type: ignore[union-attr]
-    return parcel.unpack(where)  # type: ignore[union-attr]
+        return decode(parcel.data, where, of, parcel.buffers)  # type: ignore[union-attr]
+    return parcel.unpack(where, of)  # type: ignore[union-attr]
 
 
 def pack_arguments(

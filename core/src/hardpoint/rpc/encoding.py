@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from hardpoint.rpc.calls import Call
 
 Buffer = bytes | memoryview
+Pieces = tuple[Buffer, Sequence[memoryview]]
+"""Data, and buffers that travel apart."""
 
 
 class Codec(ABC):
@@ -25,7 +27,7 @@ class Codec(ABC):
     def encode(self, value: object, where: str) -> codec.Encoded:
         """Encode a value; raise EncodingError naming the path to what cannot be."""
 
-    def encode_call(self, call: Call) -> codec.Encoded:
+    def encode_call(self, call: Call) -> Pieces:
         """Encode what a call carries: (method, args, kwargs). Raises EncodingError."""
         try:
             return self.encode((call.method, call.args, call.kwargs), "the call")
@@ -53,10 +55,14 @@ class PickleCodec(Codec):
         """Encode a value, functions included; large buffers are set aside, uncopied."""
         return codec.encode_apart(value, where)
 
-    def encode_call(self, call: Call) -> codec.Encoded:
+    def encode_call(self, call: Call) -> Pieces:
         """Encode what a call carries, by a short cut for a name and plain arguments."""
-        encoded = codec.encode_plain_call(call.method, call.args, call.kwargs)
-        return super().encode_call(call) if encoded is None else encoded
+        method = call.method
+        if type(method) is str and not call.kwargs:
+            data = codec.encode_plain_call(method, call.args)
+            if data is not None:
+                return data, ()
+        return super().encode_call(call)
 
     def parcel(self, data: Buffer, buffers: Sequence[memoryview]) -> codec.Parcel:
         """Wrap what :meth:`encode` made."""

@@ -165,7 +165,7 @@ class WorkerHost:
                 f"{call.name!r} is of generation {call.generation}, this worker is of "
                 f"{self.context.generation}"
             )
-        method, args, kwargs = codec.unpack(call.body, f"arguments of {call.name!r}")
+        method, args, kwargs = codec.unpack(call.body, "arguments", call.name)
         if not isinstance(method, str):
             self.lifecycle.require_open(call.name)
             return method(self.worker, *args, **kwargs)

@@ -37,18 +37,18 @@ class Receiver:
         it has ended. Called by any thread; delivers other calls' replies too.
         """
         me = threading.get_ident()
-        if self._owner != me:
-            if self._closed or not self._turn.acquire(blocking=False):
-                self._ask_thread()
-                return gather.wait(deadline)
-            self._owner = me
-            try:
-                ended = self._poll(gather, deadline)
-            finally:
-                self._owner = 0
-                self._leave()
-            return ended or gather.wait(deadline)
-        return self._poll(gather, deadline)  # from a callback that this thread delivers
+        if self._owner == me:  # in a callback that this thread delivers
+            return self._poll(gather, deadline)
+        if self._closed or not self._turn.acquire(False):
+            self._ask_thread()
+            return gather.wait(deadline)
+        self._owner = me
+        try:
+            ended = self._poll(gather, deadline)
+        finally:
+            self._owner = 0
+            self._leave()
+        return ended or gather.wait(deadline)
 
     def watch(self) -> None:
         """Have the thread take replies while nobody waits; called after a call was sent without
@@ -107,7 +107,7 @@ class Receiver:
                 self._ask_thread()
                 end.arm(THREAD)
             turn.release()
-            if self._closed or not table.pending:
+            if not table.pending or self._closed:
                 return
             if awaited:
                 if end.ready():  # it came before the flag, and its sender woke nobody

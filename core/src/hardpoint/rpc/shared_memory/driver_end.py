@@ -87,7 +87,7 @@ class SharedDriverEnd(DriverEnd):
         name = self._names.encode(call.name)
         rank = -1 if call.reply_rank is None else call.reply_rank
         deadline, lock = call.deadline, self._lock
-        if not lock.acquire(timeout=-1 if deadline is None else _left(deadline)):
+        if not (lock.acquire() if deadline is None else lock.acquire(timeout=_left(deadline))):
             raise CallTimeoutError(f"{call.name!r} could not be sent in time: others are waiting")
         try:
             if self._closed:
@@ -107,8 +107,6 @@ class SharedDriverEnd(DriverEnd):
         """Deliver what is in the reply rings; a ring's owner speaks for itself alone."""
         parcel = self._codec.parcel
         for rank, reader in enumerate(self._readers):
-            if not reader.ready():
-                continue
             while (message := reader.take()) is not None:
                 kind, call_id, generation, _, _, data, buffers = message
                 if kind == NOTHING:
