@@ -31,6 +31,7 @@ def pytest_collection_modifyitems(items):
     """Send functions of the tests by value: workers need not import pytest to run them."""
     for module in {item.module for item in items if item.path.parent == Path(__file__).parent}:
         cloudpickle.register_pickle_by_value(module)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def wait_until(condition, within=PATIENCE):
@@ -120,6 +121,17 @@ def alive(pid):
 @pytest.fixture
 def is_alive():
     return alive
+
+
+@pytest.fixture
+def stop():
+    """Stop a process, and wait until all its threads stand still."""
+
+    def stop(pid):
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+    return stop
 
 
 class Driver:

@@ -169,11 +169,11 @@ def child_of(worker):
     return subprocess.Popen(["sleep", "1000"]).pid
 
 
-def test_a_stopped_nursery_hinders_neither_death_nor_shutdown(launcher, pids, is_alive):
+def test_a_stopped_nursery_hinders_neither_death_nor_shutdown(launcher, stop, pids, is_alive):
     executor = launcher.start()
     workers = pids(executor)
     nursery = psutil.Process(workers[0]).ppid()
-    os.kill(nursery, signal.SIGSTOP)
+    stop(nursery)
     future = executor.collective_rpc(sleep, args=(1000,), non_block=True)
     os.kill(workers[0], signal.SIGKILL)
     error = future.exception(10)

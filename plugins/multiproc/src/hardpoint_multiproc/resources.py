@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ class Resources:
     """Nursery, workers and channel of one executor. :meth:`release` is its finalizer."""
 
     def __init__(self, calls: CallTable, generation: int, nursery: NurseryProcess) -> None:
+        self._pid = os.getpid()
         self.calls = calls
         self.generation = generation
         self.nursery = nursery
@@ -66,7 +68,11 @@ class Resources:
         return _there(self.group)
 
     def close(self, deadline: float) -> None:
-        """End the workers by ``deadline`` (monotonic s), then give everything back. Idempotent."""
+        """End the workers by ``deadline`` (monotonic s), then give everything back. Idempotent; in
+        a forked child of the driver, nothing: all of it is the driver's.
+        """
+        if os.getpid() != self._pid:
+            return
         if self.group is not None:
             self.group.stop(deadline, lambda: self._ask(deadline))
         if self._receiver is not None:
