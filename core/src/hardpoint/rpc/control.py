@@ -10,6 +10,7 @@ driver: the worker then ends its own process group.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import select
@@ -24,10 +25,13 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from hardpoint.isolation import log_error
 from hardpoint.rpc.faults import LOSE, fault
 
 if TYPE_CHECKING:
     from hardpoint.records import WorkerHealth
+
+_logger = logging.getLogger("hardpoint.worker")
 
 LONGEST_TEXT = 80
 """Bytes of a stage or a method's name that are told."""
@@ -143,9 +147,8 @@ class ControlThread:
     """The worker's end: a daemon thread that beats, answers and obeys.
 
     ``interval`` is the seconds between two heartbeats. ``cancelled`` is true from the driver's
-    order to leave all work on. ``end_collectives()``, if set, is called on this thread when waits
-    for other ranks shall end. When the driver is gone, ``orphaned()`` is called: by default it ends
-    this process's own group.
+    order to leave all work on. When the driver is gone, ``orphaned()`` is called: by default it
+    ends this process's own group.
     """
 
     def __init__(
@@ -166,7 +169,7 @@ class ControlThread:
         self._stage = ""
         self._cancelled = threading.Event()
         self._own_time = 0.0
-        self.end_collectives: Callable[[], None] | None = None
+        self._end_collectives: Callable[[], None] | None = None
         self._collectives_ended = False
         self._thread = threading.Thread(target=self._run, name="hardpoint-control", daemon=True)
 
@@ -191,7 +194,7 @@ class ControlThread:
         """Have ``end()`` called, on the control thread, when waits for other ranks shall end; at
         once if that was ordered already.
         """
-        self.end_collectives = end
+        self._end_collectives = end
         if self._collectives_ended:
             end()
 
@@ -231,8 +234,11 @@ class ControlThread:
         if order == Order.CANCEL:
             self._cancelled.set()
         self._collectives_ended = True
-        if self.end_collectives is not None:
-            self.end_collectives()
+        if self._end_collectives is not None:
+            try:
+                self._end_collectives()
+            except Exception as error:  # noqa: BLE001 - a worker's own; this thread must answer on
+                log_error(_logger, "ending the collectives raised", error)
 
     def _report(self, sign: Sign, number: int = 0) -> Report:
         health = None if self._health is None else self._health()

@@ -152,6 +152,7 @@ def _live(
             _await_end(end, work)
             return FAILED
         control.watch(host.health, work.text)
+        control.on_end_collectives(host.worker.end_collectives)
         control.stage("ready")
         gc.freeze()  # what is built lives as long as the process does
         with suppress(ChannelClosedError):  # by which the driver says that it wants no more
