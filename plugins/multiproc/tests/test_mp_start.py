@@ -414,6 +414,19 @@ def test_binding_can_be_switched_off(launcher):
     assert [each["cores"] for each in executor.collective_rpc(about)] == [mine] * 2
 
 
+# Devices.
+
+
+def test_each_worker_owns_devices_of_its_own(launcher):
+    executor = launcher.start(devices=("4", "2", "0"))
+    assert executor.collective_rpc(lambda worker: worker.context.devices) == [("4",), ("2",)]
+
+
+def test_too_few_devices_are_an_error_before_anything_is_started(launcher):
+    with pytest.raises(ConfigError, match=r"devices = .*2 workers need 2 devices"):
+        launcher.start(devices=("4",))
+
+
 # Rendezvous.
 
 

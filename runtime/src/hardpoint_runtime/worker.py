@@ -53,7 +53,22 @@ class TorchWorker(Worker):
 
     def make_device(self) -> DeviceOps:
         """Build the port to this rank's device, without touching it yet."""
-        return TorchDeviceOps(self.platform.name, self.context.local_rank)
+        return TorchDeviceOps(self.platform.name, self.device_index)
+
+    @property
+    def device_index(self) -> int:
+        """The number of this rank's device: the first that it owns; where the configuration names
+        none, its place among the workers of this host. Raises ConfigError for an id that is none.
+        """
+        devices = self.context.devices
+        if not devices:
+            return self.context.local_rank
+        if not devices[0].isdecimal():
+            raise ConfigError(
+                f"devices: {devices[0]!r} is not the number of a device of platform "
+                f"{self.platform.name!r}"
+            )
+        return int(devices[0])
 
     def make_model_runner(self, device: DeviceOps) -> TorchModelRunner:
         """Build the runner of the class that the configuration or the platform names.
@@ -165,11 +180,6 @@ class TorchWorker(Worker):
         context = self.context
         if not 0 <= context.rank < context.world_size:
             raise ConfigError(f"rank {context.rank} is not in a world of {context.world_size}")
-        if context.devices and context.local_rank >= len(context.devices):
-            raise ConfigError(
-                f"local rank {context.local_rank} has no device: there are "
-                f"{len(context.devices)} ({', '.join(context.devices)})"
-            )
 
     def _check_dtype(self) -> None:
         dtypes = self.platform.limits(self.config).dtypes

@@ -130,13 +130,26 @@ def test_a_dtype_the_platform_lacks(make_worker):
     [
         ({"rank": 2, "world_size": 2}, "rank 2 is not in a world of 2"),
         ({"rank": -1}, "rank -1 is not in a world of 1"),
-        ({"local_rank": 1, "devices": ("0",)}, r"local rank 1 has no device: there are 1 \(0\)"),
     ],
 )
 def test_a_rank_that_cannot_be(make_worker, make_context, more, text):
     worker = make_worker(context=evolve(make_context(), **more))
     with pytest.raises(ConfigError, match=text):
         worker.init_device()
+
+
+@pytest.mark.parametrize(
+    ("more", "index"),
+    [({}, 0), ({"local_rank": 1}, 1), ({"local_rank": 1, "devices": ("7", "8")}, 7)],
+)
+def test_a_rank_takes_the_first_device_that_it_owns(make_worker, make_context, more, index):
+    assert make_worker(context=evolve(make_context(), **more)).device_index == index
+
+
+def test_an_id_that_is_no_devices_number_is_an_error(make_worker, make_context):
+    worker = make_worker(context=evolve(make_context(), devices=("GPU-1",)))
+    with pytest.raises(ConfigError, match="devices: 'GPU-1' is not the number of a device"):
+        _ = worker.device_index
 
 
 def test_a_world_that_is_not_the_configured_one_is_an_error(make_worker, make_context):

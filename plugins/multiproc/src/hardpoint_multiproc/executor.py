@@ -17,7 +17,7 @@ from hardpoint.rpc.faults import DUPLICATE, LOSE, fault
 from hardpoint.rpc.supervision import Supervisor
 
 from hardpoint_multiproc.group import WorkerGroup
-from hardpoint_multiproc.launching import launch_all, variables_of
+from hardpoint_multiproc.launching import check_devices, launch_all, variables_of
 from hardpoint_multiproc.nursery_process import NurseryProcess, interpreter
 from hardpoint_multiproc.resources import Resources
 from hardpoint_multiproc.settings import MultiprocSettings
@@ -57,6 +57,7 @@ class MultiprocExecutor(Executor):
         Raises ConfigError if ``plugins.mp.start = "nursery"`` and the platform cannot be forked.
         """
         settings = settings_of(self.config, self.registry)
+        check_devices(self)
         variables = variables_of(self)
         way = self._way(settings, variables)
         codec = encoding.codec_of(self.config)

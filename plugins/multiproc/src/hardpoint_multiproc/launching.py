@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import evolve
+from hardpoint.config.problems import config_error, with_origin
+from hardpoint.records import Problem
 from hardpoint.rpc.channel import DriverEnd
 from hardpoint.rpc.claims import CallerClaims
 from hardpoint.rpc.control import ControlLane, lane
@@ -40,6 +42,20 @@ def variables_of(executor: Executor) -> list[dict[str, str]]:
     common = executor.platform.environment(executor.config, executor.placement)
     registry, config = executor.registry, executor.config
     return [{**common, **registry.worker_env(config, rank)} for rank in range(executor.world_size)]
+
+
+def check_devices(executor: Executor) -> None:
+    """Raise ConfigError if the configuration names fewer devices than the workers own."""
+    devices, placement = executor.config.device.devices, executor.placement
+    needed = placement.num_workers * placement.devices_per_worker
+    if devices is not None and len(devices) < needed:
+        problem = Problem(
+            key="devices",
+            value=devices,
+            message=f"{placement.num_workers} workers need {needed} devices.",
+            way_out="Name as many, or none to have them numbered from 0.",
+        )
+        raise config_error([with_origin(problem, executor.config.origins)])
 
 
 def launch_all(
