@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 PYTHON = (ROOT / "docs" / "python.md").read_text()
+PARALLEL = (ROOT / "docs" / "parallel.md").read_text()
 
 
 def blocks(language: str, document: str = README) -> list[str]:
@@ -53,6 +54,17 @@ def test_the_python_page_runs_from_top_to_bottom():
     out = run([sys.executable, "-c", "\n".join(samples)])
     assert "Paris" in out
     assert out.splitlines()[-1] == "[('generate',)]"
+
+
+def test_the_page_on_several_workers_runs_as_a_script_without_a_guard(tmp_path):
+    """From a file, which no worker may import again."""
+    script = tmp_path / "script.py"
+    script.write_text("\n".join(blocks("python", PARALLEL)))
+    lines = run([sys.executable, str(script)]).splitlines()
+    assert "Paris" in lines[0]
+    assert lines[1] == "[0, 1]"
+    assert "model-rank-1-part-0.safetensors" in lines[2]
+    assert lines[3:] == ["sharded_state 2"]
 
 
 def test_every_page_is_reached_from_the_readme():
