@@ -304,7 +304,7 @@ class Executor(WorkerCalls):
 
     @abstractmethod
     def call_workers(self, call: Call) -> None:
-        """Send ``call`` to every worker, without waiting, each worker's calls in the order of sending
+        """Send ``call`` to every worker, without waiting. Each worker gets its calls in their order
         (several steps are in flight); replies are given to ``self.calls.deliver``, in any order.
 
         Raises EncodingError for what cannot travel; nothing was sent then.
