@@ -105,3 +105,36 @@ def test_prefix_cache_cold_and_warm(alone, expected, prompt_ids):
     compare(cold, expected)
     compare(warm, expected)
     assert cold_seeded == warm_seeded == alone[1]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "full_and_piecewise",
+        pytest.param("full", marks=pytest.mark.slow),
+        pytest.param("piecewise", marks=pytest.mark.slow),
+    ],
+)
+def test_replayed_from_graphs(mode, alone, expected, prompt_ids):
+    """Padded to few sizes, decode and prefill in graphs where the mode has any."""
+    keys = {"graph_mode": mode, "graph_sizes": [8, 12, 32], "max_model_len": 160}
+    with start(enable_prefix_caching=False, max_num_seqs=12, prefill_chunk_size=32, **keys) as llm:
+        before = llm.collective_rpc(pieces)[0]
+        greedy, seeded = run_together(llm, prompt_ids)
+        steps = llm.collective_rpc(steps_by_mode)[0]
+    compare(greedy, expected)
+    assert seeded == alone[1]
+    layers = 30
+    assert set(before) <= {2 * layers + 1}
+    replayed = {"FULL", "PIECEWISE"} if mode == "full_and_piecewise" else {mode.upper()}
+    assert replayed <= set(steps)
+    assert sum(steps[each] for each in replayed) >= 60
+
+
+def pieces(worker):
+    graphs = worker.model_runner.graphs.captured._graphs.values()
+    return [len(each.graph.pieces) for each in graphs if hasattr(each.graph, "pieces")]
+
+
+def steps_by_mode(worker):
+    return {mode.name: count for mode, count in worker.model_runner.graphs.counts.steps.items()}

@@ -31,7 +31,7 @@ def offer_plugin(folder):
     sys.path[:0] = [str(HERE), str(folder)]
 
 
-def run(platform):
+def run(platform, **more):
     """Generate on ``platform``: greedy, drawn, penalised, with logprobs; chunked prefill."""
     from hardpoint_engine import LLM, SamplingParams
 
@@ -51,11 +51,14 @@ def run(platform):
         "block_size": 16,
         "max_num_batched_tokens": 48,
         "max_num_seqs": 4,
+        **more,
     }
     with LLM(platform=platform, prefill_chunk_size=8, **options) as llm:
         devices = llm.collective_rpc(devices_of_weights)[0]
         results = llm.generate(PROMPTS, sampling)
+        steps = llm.collective_rpc(steps_by_mode)[0]
     return {
+        "steps": steps,
         "tokens": [list(result.outputs[0].token_ids) for result in results],
         "devices": devices,
     }
@@ -63,6 +66,35 @@ def run(platform):
 
 def devices_of_weights(worker):
     return sorted({str(parameter.device) for parameter in worker.get_model().parameters()})
+
+
+def steps_by_mode(worker):
+    graphs = worker.model_runner.graphs
+    return {} if graphs is None else {mode.name: n for mode, n in graphs.counts.steps.items()}
+
+
+def run_graphs():
+    """Generate through graphs; return also how the host read the device meanwhile."""
+    import simulated_device
+    import simulated_worker
+
+    def reads():
+        return dict(simulated_device.READS), simulated_worker.SimulatedDeviceOps.reads
+
+    before, before_port = reads()
+    found = run(
+        "simulated",
+        graph_mode="full_and_piecewise",
+        graph_sizes=[4, 24],
+        graph_warm_ups=0,
+        max_model_len=64,
+    )
+    after, port = reads()
+    return {
+        **found,
+        "reads": {name: count - before.get(name, 0) for name, count in after.items()},
+        "reads_by_port": port - before_port,
+    }
 
 
 def controls():
@@ -98,6 +130,7 @@ def main():
         "reads_by_port": simulated_worker.SimulatedDeviceOps.reads,
         "calls": dict(simulated_device.CALLS),
         "module": dict(simulated_device.MODULE),
+        "graphs": run_graphs(),
         "controls": controls(),
     }
     print(json.dumps(report))

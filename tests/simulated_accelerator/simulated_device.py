@@ -161,7 +161,9 @@ def device_module():
 
 
 def install():
-    """Make ``torch.device("simulated")`` usable in this process."""
+    """Make ``torch.device("simulated")`` usable in this process; once is enough."""
+    if LIBRARIES:
+        return
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, device_module())
     torch._C._acc.register_python_privateuseone_device_guard(Guard())

@@ -15,6 +15,7 @@ OFFERED = {
     Capability.PREFIX_CACHING,
     Capability.LOGPROBS,
     Capability.BLOCK_COPIES,
+    Capability.GRAPHS,
 }
 
 

@@ -19,7 +19,7 @@ def report(tmp_path_factory):
         [sys.executable, HERE / "run_house.py", tmp_path_factory.mktemp("plugin")],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert process.returncode == 0, process.stderr[-4000:]
@@ -44,6 +44,16 @@ def test_the_host_reads_only_through_the_port(report):
     assert set(report["reads"]) == {"aten::_to_copy"}
     assert report["reads"]["aten::_to_copy"] == report["reads_by_port"]
     assert 8 <= report["reads_by_port"] <= 8 * 16
+
+
+def test_graphs_replay_on_the_device_with_the_tokens_of_the_host(report):
+    """Decode in FULL graphs, prefill in PIECEWISE ones, and what is longer than any eagerly."""
+    graphs = report["graphs"]
+    assert graphs["tokens"] == report["cpu"]["tokens"]
+    assert graphs["steps"]["FULL"] >= 5
+    assert graphs["steps"]["PIECEWISE"] >= 1
+    assert set(graphs["reads"]) == {"aten::_to_copy"}
+    assert graphs["reads"]["aten::_to_copy"] == graphs["reads_by_port"]
 
 
 def test_the_device_was_taken_through_its_module(report):

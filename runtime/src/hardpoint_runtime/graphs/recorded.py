@@ -140,14 +140,14 @@ def _alive(recording: Recording) -> tuple[Entry, ...]:
     for entry in reversed(recording.entries):
         if entry.writes or not read.isdisjoint(_born(entry)):
             alive.append(entry)
-            read.update(storage_of(tensor) for tensor in entry.used())
+            read.update(storage_of(tensor) for tensor in entry.used)
     return tuple(reversed(alive))
 
 
 def _last_uses(entries: Sequence[Entry], output: Any) -> dict[Storage, int]:
     """Return for all memory that is read the index of the entry that reads it last."""
     last = {
-        storage_of(tensor): index for index, entry in enumerate(entries) for tensor in entry.used()
+        storage_of(tensor): index for index, entry in enumerate(entries) for tensor in entry.used
     }
     return last | {storage_of(tensor): len(entries) for tensor in tensors_in(output)}
 
@@ -156,7 +156,7 @@ def _sizes(entries: Sequence[Entry]) -> dict[Storage, int]:
     """Return the bytes of each piece of memory that is born, as far as any tensor reaches."""
     sizes: dict[Storage, int] = {}
     for entry in entries:
-        for tensor in (*entry.used(), *(born for born in entry.born if born is not None)):
+        for tensor in (*entry.used, *(born for born in entry.born if born is not None)):
             storage = storage_of(tensor)
             sizes[storage] = max(sizes.get(storage, 1), _reach(tensor))
     return sizes

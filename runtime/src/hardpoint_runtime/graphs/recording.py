@@ -33,22 +33,19 @@ from hardpoint_runtime.graphs.torch_operations import (
 
 @frozen(kw_only=True, eq=False)
 class Entry:
-    """One recorded call. ``born`` has, for each tensor that it returns, that tensor if its memory
-    is new, else None. ``eager``: it runs anew at each replay, as what it does depends on more than
-    its tensors.
+    """One recorded call. ``used`` are the tensors that it reads or writes. ``born`` has, for each
+    tensor that it returns, that tensor if its memory is new, else None. ``eager``: it runs anew at
+    each replay, as what it does depends on more than its tensors.
     """
 
     name: str
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    used: tuple[torch.Tensor, ...]
     born: tuple[torch.Tensor | None, ...]
     writes: bool
     eager: bool = False
-
-    def used(self) -> list[torch.Tensor]:
-        """Return the tensors that the call reads or writes."""
-        return tensors_in((self.args, dict(self.kwargs)))
 
 
 @frozen(kw_only=True, eq=False)
@@ -162,7 +159,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         writes: bool,
         eager: bool = False,
     ) -> None:
-        given = {storage_of(tensor) for tensor in tensors_in((args, dict(kwargs)))}
+        used = tuple(tensors_in((args, dict(kwargs))))
+        given = {storage_of(tensor) for tensor in used}
         born = tuple(
             None if storage_of(tensor) in given else tensor for tensor in tensors_in(result)
         )
@@ -174,6 +172,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 function=function,
                 args=args,
                 kwargs=kwargs,
+                used=used,
                 born=born,
                 writes=writes,
                 eager=eager,
