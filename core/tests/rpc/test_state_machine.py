@@ -55,6 +55,15 @@ METHODS = {
     "err": simulated.err,
     "err_or_meet": simulated.err_or_meet,
 }
+SLOW = (1e-5, 0.04)
+WEATHERS = [
+    Weather(),
+    Weather(delay=SLOW),
+    Weather(delay=SLOW, in_order=False),
+    Weather(doubling=0.3),
+    Weather(loss=0.2),
+    Weather(delay=SLOW, loss=0.1, doubling=0.2, in_order=False),
+]
 GIVEN_UP = 1.2
 """Seconds within which the supervisor gives a stopped worker up: silence, its stack, some beats."""
 
@@ -230,36 +239,49 @@ class Machine(RuleBasedStateMachine):
     def heal(self):
         self.world.network.cut.clear()
 
-    @rule(
-        loss=st.sampled_from([0.0, 0.0, 0.2]),
-        doubling=st.sampled_from([0.0, 0.3]),
-        slow=st.booleans(),
-        in_order=st.booleans(),
-    )
-    def weather(self, loss, doubling, slow, in_order):
-        delay = (1e-5, 0.03 if slow else 2e-4)
-        weather = Weather(delay=delay, loss=loss, doubling=doubling, in_order=in_order)
+    @rule(weather=st.sampled_from(WEATHERS))
+    def weather(self, weather):
         self.world.network.weather = {CALLS: weather, CONTROL: weather}
-        self.harmed.rough |= bool(loss or doubling or not in_order)
+        self.harmed.rough |= bool(weather.loss or weather.doubling or not weather.in_order)
 
     @rule(seconds=st.sampled_from([0.0001, 0.004, 0.02, 0.3, 2.0]))
     def time_passes(self, seconds):
         self.world.simulation.advance(seconds)
 
-    @rule(orderly=st.booleans())
-    def start_anew(self, orderly):
-        """A successor at the same addresses; its predecessor may still be there."""
+    @rule(kind=st.sampled_from(["answer", "err"]), seconds=st.sampled_from([0.3, 1.5]))
+    def many(self, kind, seconds):
+        """What every rank acknowledges, be it by an error, harms nobody."""
+        for _ in range(4):
+            self.ask(kind, None, None, (0, 1, 2), non_block=True)
+        self.world.simulation.advance(seconds)
+
+    @rule()
+    def start_anew(self):
         self.world.network.weather = {CALLS: Weather(), CONTROL: Weather()}
         self.world.network.cut.clear()
-        if orderly:
-            self.group.shutdown()
-        else:
-            self.world.simulation.advance(0.1)  # what was slow comes while nobody expects it
-            for worker in self.group.workers:
-                if not worker.stopped:
-                    worker.stop()
-                    self.harmed.hurt.add(worker.rank)
+        self.group.shutdown()
         self.restart()
+
+    @rule(busy=st.integers(0, 6))
+    def start_beside(self, busy):
+        """A successor at the same addresses, while its predecessor is stopped in its work; then
+        that goes on.
+        """
+        self.world.network.weather = {CALLS: Weather(), CONTROL: Weather()}
+        self.world.network.cut.clear()
+        self.world.simulation.advance(0.1)  # what was slow comes before
+        for _ in range(busy):
+            self.ask("answer", None, None, (), non_block=True)
+        self.world.simulation.advance(0.0003)
+        former = self.group.workers
+        for worker in former:
+            self.harmed.hurt.add(worker.rank)
+            worker.stop()
+        self.restart()
+        for _ in range(4):
+            self.ask("answer", None, None, (), non_block=True)
+        for worker in former:
+            worker.go_on()
 
     @rule()
     def shut_down(self):
