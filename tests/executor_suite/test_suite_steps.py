@@ -6,14 +6,16 @@ a request's blocks, so a step that came too early, too late or twice shows in th
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import threading
 import time
 from pathlib import Path
 
 import pytest
 from hardpoint.config.loading import load_config
-from hardpoint.errors import ConfigError, ExecutorFailedError, RemoteError
+from hardpoint.errors import ConfigError, ExecutorFailedError, RemoteError, WorkerDiedError
 from hardpoint.registry import Registry
 from hardpoint.sampling_params import SamplingParams
 from hardpoint.sleep import SleepStateError
@@ -333,6 +335,27 @@ def test_every_request_ends_once_when_the_executor_fails(engine):
     assert {str(end.error) for end in one.ends.values()} == {"gone"}
     with pytest.raises(ExecutorFailedError):
         one.core.step()
+
+
+def test_every_request_ends_once_when_a_worker_dies_with_steps_in_flight(engine, flavour):
+    if not flavour.processes:
+        pytest.skip("its worker is a thread of this process")
+    one = engine(**{"plugins.dummy.step_seconds": 0.2})
+    pids = one.core.executor.collective_rpc(pid_of)
+    for req_id, prompt in PROMPTS.items():
+        one.add(req_id, prompt, max_tokens=50)
+    one.step()
+    assert len(one.core.scheduler.roster.in_flight) == one.depth - 1
+    os.kill(pids[-1], signal.SIGKILL)
+    one.run()
+    assert set(one.ends) == set(PROMPTS)
+    for end in one.ends.values():
+        assert isinstance(end.error, WorkerDiedError)
+        assert (end.error.rank, end.error.exit) == (len(pids) - 1, -signal.SIGKILL)
+
+
+def pid_of(worker):
+    return os.getpid()
 
 
 def test_shut_down_with_steps_in_flight(engine):
