@@ -148,6 +148,7 @@ class Driver:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
         )
 
     def line(self):
@@ -184,8 +185,8 @@ def drivers():
     """Start drivers; what is left of them after the test is killed, and was to be none."""
     made = []
 
-    def start(*arguments, **environment):
-        script = Path(__file__).with_name("mp_driver.py")
+    def start(*arguments, script=None, **environment):
+        script = script or Path(__file__).with_name("mp_driver.py")
         driver = Driver(script, uuid.uuid4().hex, *arguments, **environment)
         made.append(driver)
         return driver

@@ -369,7 +369,7 @@ class WorkerGroup:
             self._signal(worker, signal.SIGKILL)
         if later:
             self._await_ends(max(deadline, time.monotonic() + EXIT_SECONDS))
-        self._tell_of(late, later)
+        self._tell_of(late, later, [] if failed else self._workers)
 
     def _await_ends(self, until: float) -> list[_Worker]:
         """Return the workers that have a process and have not ended by ``until``."""
@@ -380,7 +380,9 @@ class WorkerGroup:
             if not worker.ended.wait(max(0.0, until - time.monotonic()))
         ]
 
-    def _tell_of(self, late: list[_Worker], later: list[_Worker]) -> None:
+    @staticmethod
+    def _tell_of(late: list[_Worker], later: list[_Worker], others: list[_Worker]) -> None:
+        """Log who did not end by itself, and which of the others ended with an error."""
         for worker in late:
             how = "SIGTERM, then SIGKILL" if worker in later else "SIGTERM"
             _logger.warning(
@@ -388,7 +390,7 @@ class WorkerGroup:
                 "over; it was ended by %s",
                 worker.launch.rank, worker.pid, how,
             )  # fmt: skip
-        for worker in self._workers:
+        for worker in others:
             if worker.exit and worker not in late:
                 _logger.warning(
                     "worker rank %d (pid %d) %s",
