@@ -14,8 +14,9 @@ from hardpoint.config.loading import load_config
 from hardpoint.errors import CancelledStepError, ConfigError, MemoryBudgetError, NoPlatformError
 from hardpoint.kv_cache import KVCacheConfig
 from hardpoint.messages import SchedulerOutput, StepTicket
-from hardpoint.platform import RequestView
+from hardpoint.platform import Platform, RequestView
 from hardpoint.registry import Registry
+from hardpoint.rpc.faults import fired
 from hardpoint.sampling_params import SamplingParams
 from hardpoint.selection import explain_selection, select_platform
 from hardpoint.worker import Worker
@@ -189,3 +190,22 @@ def test_its_light_module_and_its_worker_need_no_array_library():
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "hardpoint_dummy.platform" not in out.stdout
     assert out.stdout.strip().endswith("set()")
+
+
+def test_faults_that_fired_are_counted_where_others_can_read_them(tmp_path):
+    points = FaultPoints(parse_faults("step:2"), 0, hang=lambda: None, log=str(tmp_path))
+    points("step")
+    assert fired(tmp_path, "step") == 0
+    with pytest.raises(DummyFault):
+        points("step")
+    assert fired(tmp_path, "step") == 1
+
+
+def test_a_worker_runs_out_of_memory_on_demand():
+    with pytest.raises(MemoryError, match="injected"):
+        FaultPoints(parse_faults("load=memory_error"), 0, hang=lambda: None)("load")
+
+
+def test_how_long_a_worker_may_be_silent_can_be_set():
+    assert DummyPlatform(DummySettings(silent_after=0.5)).silent_after == 0.5
+    assert DummyPlatform().silent_after == Platform.silent_after

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import re
+import signal
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 
-from attrs import frozen
+from hardpoint.rpc import faults as core
+from hardpoint.rpc.faults import EXIT_CODE, FOREVER, Fault
 
-POINTS = ("build", "init_device", "load", "warm_up", "step", "sample")
-KINDS = ("raise", "exit", "hang")
-EXIT_CODE = 7
+__all__ = ["EXIT_CODE", "KINDS", "POINTS", "DummyFault", "Fault", "FaultPoints", "parse_faults"]
 
-_FORM = re.compile(r"(?P<point>\w+)(:(?P<nth>\d+))?(@(?P<rank>\d+))?(=(?P<kind>\w+))?")
+POINTS = ("build", "init_device", "load", "warm_up", "step", "sample", "shutdown")
+KINDS = ("raise", "exit", "hang", "kill", "stop", "memory_error", "ignore_term")
+"""``hang`` waits until the driver gives the work up; ``ignore_term`` waits whatever the driver and
+SIGTERM say.
+"""
 
 
 class DummyFault(ValueError):  # noqa: N818 - it is the fault itself that is raised
@@ -27,48 +31,29 @@ class DummyFault(ValueError):  # noqa: N818 - it is the fault itself that is rai
         return f"injected fault: {self.point}, passage {self.nth}, rank {self.rank}"
 
 
-@frozen(kw_only=True)
-class Fault:
-    """Fail at the ``nth`` passage (from 1) of ``point``, on ``rank`` or on any (None)."""
-
-    point: str
-    nth: int = 1
-    rank: int | None = None
-    kind: str = "raise"
-
-
 def parse_faults(text: str) -> tuple[Fault, ...]:
     """Return the faults that ``plugins.dummy.fail_at`` describes; raise ValueError saying what is
     wrong with it.
     """
-    return tuple(_parse(part.strip()) for part in text.split(",") if part.strip())
-
-
-def _parse(part: str) -> Fault:
-    match = _FORM.fullmatch(part)
-    if match is None:
-        raise ValueError(f"{part!r} is not of the form POINT[:NTH][@RANK][=KIND]")
-    point, kind = match["point"], match["kind"] or "raise"
-    if point not in POINTS:
-        raise ValueError(f"{point!r} is no fault point; known: {', '.join(POINTS)}")
-    if kind not in KINDS:
-        raise ValueError(f"{kind!r} is no kind of fault; known: {', '.join(KINDS)}")
-    rank = match["rank"]
-    return Fault(
-        point=point,
-        nth=int(match["nth"] or 1),
-        rank=None if rank is None else int(rank),
-        kind=kind,
-    )
+    return core.parse_faults(text, POINTS, KINDS)
 
 
 class FaultPoints:
-    """One worker's points. ``hang()`` waits until the driver gives the work up."""
+    """One worker's points. ``hang()`` waits until the driver gives the work up; in ``log``, if
+    given, each fault that fires is counted, as :func:`hardpoint.rpc.faults.fired` reads it.
+    """
 
-    def __init__(self, faults: tuple[Fault, ...], rank: int, hang: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        faults: tuple[Fault, ...],
+        rank: int,
+        hang: Callable[[], None],
+        log: str | None = None,
+    ) -> None:
         self._faults = [fault for fault in faults if fault.rank in (None, rank)]
         self._rank = rank
         self._hang = hang
+        self._log = log
         self.passed: Counter[str] = Counter()
         """How often each point was passed: a fault that did not fire shows here."""
 
@@ -77,8 +62,22 @@ class FaultPoints:
         self.passed[point] += 1
         for fault in self._faults:
             if fault.point == point and fault.nth == self.passed[point]:
-                if fault.kind == "exit":
-                    os._exit(EXIT_CODE)
-                if fault.kind == "hang":
-                    self._hang()
-                raise DummyFault(point, fault.nth, self._rank)
+                self._fail(fault)
+
+    def _fail(self, fault: Fault) -> None:
+        if self._log:
+            core.append(self._log, f"fired-{fault.point}")
+        if fault.kind == "hang":
+            self._hang()
+        elif fault.kind == "ignore_term":
+            _ignore_term()
+        elif fault.kind != "raise":
+            core.strike(fault.kind)
+            return  # it was stopped, and goes on
+        raise DummyFault(fault.point, fault.nth, self._rank)
+
+
+def _ignore_term() -> None:
+    if threading.current_thread() is threading.main_thread():  # else there is no process to end
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(FOREVER)

@@ -28,6 +28,8 @@ class DummyPlatform(Platform):
     def __init__(self, settings: object | None = None) -> None:
         super().__init__(settings if settings is not None else DummySettings())
         self.exclusive = self.options.exclusive
+        # Of this platform as it is set, as no other device's is.
+        self.silent_after = self.options.silent_after  # type: ignore[misc]
 
     @property
     def options(self) -> DummySettings:

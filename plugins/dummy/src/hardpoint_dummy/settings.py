@@ -17,9 +17,11 @@ class DummySettings:
     step_seconds: float = key(0.0, "seconds that a step takes", low=0)
     fail_at: str = key(
         "",
-        "faults, by commas: POINT[:NTH][@RANK][=raise|exit|hang], POINT one of build, init_device, "
-        "load, warm_up, step, sample",
+        "faults, by commas: POINT[:NTH][@RANK][=raise|exit|hang|kill|stop|memory_error|ignore_term]"
+        ", POINT one of build, init_device, load, warm_up, step, sample, shutdown",
     )
+    fault_log: str | None = key(None, "folder in which the faults that fired are counted")
+    silent_after: float = key(60.0, "seconds for which a worker may give no sign of life", above=0)
     exclusive: bool = key(False, "allow one engine of this platform in a process")
     transfer_steps: int = key(1, "steps after which a fake KV transfer is finished", low=0)
     trace_folder: str | None = key(None, "where profile() writes its traces")

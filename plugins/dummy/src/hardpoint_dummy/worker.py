@@ -49,6 +49,7 @@ class DummyWorker(Worker):
             parse_faults(self.options.fail_at),
             context.rank,
             hang=lambda: pause(FOREVER, context.cancelled),
+            log=self.options.fault_log,
         )
         self.memory = FakeMemory(self.options.memory_bytes)
         self.trace = StepTrace(self.options.trace_folder, context.rank)
@@ -114,9 +115,14 @@ class DummyWorker(Worker):
     def shutdown(self) -> None:
         """Give the fake device back."""
         self.record("shutdown")
+        self.faults("shutdown")
         self.trace.close()
         self.memory.clear()
         super().shutdown()
+
+    def end_collectives(self) -> None:
+        """Nothing to release: no rank of the fake device awaits another."""
+        self.record("end_collectives")
 
     def get_model_runner(self) -> DummyModelRunner:
         """Return the runner; raises LifecycleError before ``init_device``."""
