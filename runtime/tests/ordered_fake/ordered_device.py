@@ -395,6 +395,11 @@ class Kind:
             for index, each in enumerate(schema.arguments)
             if each.alias_info is not None and each.alias_info.is_write
         ]
+        # An operation in place gives the argument that it writes.
+        in_place = len(schema.returns) == len(writes) == 1 and self.aliases
+        self.gives = (
+            writes[0][0] if in_place and not schema.arguments[writes[0][0]].kwarg_only else None
+        )
         self.written = {index for index, _ in writes}
         self.written_names = {name for _, name in writes}
 
@@ -437,6 +442,8 @@ def compute(func, kind, args, kwargs):
     if not kind.is_view:
         for tensor in tensors_in(wrapped):
             tensor.history.written, tensor.history.what = (stream, number), kind.name
+    if kind.gives is not None:
+        return args[kind.gives]
     if kind.aliases:
         return return_and_correct_aliasing(func, args, kwargs, wrapped)
     return wrapped

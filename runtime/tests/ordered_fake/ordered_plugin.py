@@ -17,8 +17,10 @@ def pytest_addoption(parser):
     parser.addoption("--staged-copies", help="a file to use as hardpoint_runtime.staged_copies")
 
 
-def pytest_configure(config):
-    if path := config.getoption("--staged-copies"):
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config):
+    """Before any conftest imports the runtime."""
+    if path := early_config.known_args_namespace.staged_copies:
         name = "hardpoint_runtime.staged_copies"
         spec = importlib.util.spec_from_file_location(name, path)
         sys.modules[name] = importlib.util.module_from_spec(spec)
