@@ -6,11 +6,14 @@ import asyncio
 import hashlib
 import json
 import logging
+from importlib.metadata import version
 
 import pytest
 from attrs import evolve
+from hardpoint import API
 from hardpoint.adapters import LoRARequest, PromptAdapterRequest
 from hardpoint.capabilities import NOT_YET, YES, Capability
+from hardpoint.checkpoints.sharded_state import read_manifest
 from hardpoint.errors import ConfigError, InvalidRequestError, RemoteError, UnsupportedError
 from hardpoint.executor import Executor
 from hardpoint.messages import StepTicket
@@ -219,6 +222,11 @@ def test_weights_are_saved_in_parts_with_their_digests(group, tmp_path, world_si
             data = (tmp_path / file.name).read_bytes()
             assert hashlib.sha256(data).hexdigest() == file.sha256
             assert 0 < len(data) == file.num_bytes <= 1000
+    manifest = read_manifest(tmp_path)
+    assert manifest.files == tuple(map(tuple, per_rank))
+    assert (manifest.dtype, manifest.api) == ("float32", API)
+    (plugin,) = [each for each in manifest.plugins if each.startswith("platform")]
+    assert plugin == f"platform dummy: hardpoint-dummy {version('hardpoint-dummy')}, API 2.0"
     with pytest.raises(RemoteError, match="is no folder"):
         group.save_sharded_state(str(tmp_path / "absent"))
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hardpoint.messages import DraftTokenIds
     from hardpoint.platform import Platform
     from hardpoint.records import LoadReport, Placement, SavedFile, SleepReport, WarmUpReport
+    from hardpoint.registry import Registry
 
 
 class DivergedError(HardpointError):
@@ -37,6 +38,7 @@ class WorkerCalls(ABC):
 
     config: Config
     platform: Platform
+    registry: Registry
     placement: Placement
     logger: logging.Logger
 
@@ -209,7 +211,8 @@ class WorkerCalls(ABC):
             files: list[Sequence[SavedFile]] = self.collective_rpc(
                 "save_sharded_state", args=(str(saving.place), pattern, max_size)
             )
-            saving.commit(manifest_of(self.config, files))
+            used = (*self.registry.used("platform"), *self.registry.used("extension"))
+            saving.commit(manifest_of(self.config, files, used))
         return files
 
     def execute_dummy_batch(self) -> None:

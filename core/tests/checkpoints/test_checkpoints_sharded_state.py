@@ -100,6 +100,7 @@ def manifest(*ranks, **changes):
         "files": tuple(map(tuple, ranks)),
         "api": (2, 0),
         "version": "0.1.0",
+        "plugins": ("platform x: acme 1.2, API 2.0",),
     }
     return Manifest(**(values | changes))
 
@@ -214,6 +215,8 @@ WRONG = [
     ("tensor_parallel_size", 0, "tensor_parallel_size"),
     ("pipeline_parallel_size", 1 << 40, "pipeline_parallel_size"),
     ("config", [1], "config"),
+    ("plugins", "x", "plugins"),
+    ("plugins", [1], "plugins"),
     ("ranks", [], "ranks"),
     ("ranks", {}, "ranks"),
     ("ranks", [1], "ranks"),

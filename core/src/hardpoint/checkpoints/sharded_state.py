@@ -30,6 +30,7 @@ from hardpoint.records import SavedFile, SavedTensor, Version
 if TYPE_CHECKING:
     from hardpoint.config import Config
     from hardpoint.config.schema import ParallelConfig
+    from hardpoint.metadata import Plugin
 
 MANIFEST: Final = "sharded_state.json"
 SHARDED_STATE: Final = "sharded_state"
@@ -44,7 +45,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 @frozen(kw_only=True)
 class Manifest:
     """What was saved. ``files[rank]`` are those of a worker. ``config`` is the model's, as in a
-    config.json. ``api`` and ``version`` are the contract number and the release that wrote it.
+    config.json. ``api`` and ``version`` are the contract number and the release that wrote it,
+    ``plugins`` the platform and the extensions that took part, each with its own numbers.
     """
 
     tensor_parallel_size: int
@@ -54,6 +56,7 @@ class Manifest:
     files: tuple[tuple[SavedFile, ...], ...]
     api: Version
     version: str
+    plugins: tuple[str, ...] = ()
 
     def differs(self, parallel: ParallelConfig) -> tuple[str, int] | None:
         """Return the first key whose value is not what was saved, and what was; None if all are."""
@@ -69,6 +72,7 @@ class Manifest:
             "format": FORMAT,
             "hardpoint": self.version,
             "api": list(self.api),
+            "plugins": list(self.plugins),
             "tensor_parallel_size": self.tensor_parallel_size,
             "pipeline_parallel_size": self.pipeline_parallel_size,
             "dtype": self.dtype,
@@ -105,8 +109,12 @@ def configuration_of(description: ModelDescription) -> dict[str, Any]:
     }
 
 
-def manifest_of(config: Config, files: Sequence[Sequence[SavedFile]]) -> Manifest:
-    """Return the manifest of what the ranks of ``config`` wrote, ``files[rank]`` each."""
+def manifest_of(
+    config: Config, files: Sequence[Sequence[SavedFile]], plugins: Iterable[Plugin] = ()
+) -> Manifest:
+    """Return the manifest of what the ranks of ``config`` wrote, ``files[rank]`` each, with
+    ``plugins`` in use.
+    """
     return Manifest(
         tensor_parallel_size=config.parallel.tensor_parallel_size,
         pipeline_parallel_size=config.parallel.pipeline_parallel_size,
@@ -115,6 +123,11 @@ def manifest_of(config: Config, files: Sequence[Sequence[SavedFile]]) -> Manifes
         files=tuple(tuple(each) for each in files),
         api=API,
         version=__version__,
+        plugins=tuple(
+            f"{plugin.kind} {plugin.name}: {plugin.provider}, API "
+            + ".".join(map(str, getattr(plugin.record, "api", ())))
+            for plugin in plugins
+        ),
     )
 
 
@@ -150,7 +163,15 @@ def read_manifest(folder: Path) -> Manifest:
         files=_files(fields),
         api=(api[0], api[1]),
         version=fields.text("hardpoint") or "",
+        plugins=_texts(fields, "plugins"),
     )
+
+
+def _texts(fields: Fields, key: str) -> tuple[str, ...]:
+    values = fields.values.get(key, [])
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise fields.fail(key, values, "a list of strings")
+    return tuple(values)
 
 
 def _files(fields: Fields) -> tuple[tuple[SavedFile, ...], ...]:

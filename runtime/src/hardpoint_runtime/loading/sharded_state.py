@@ -157,7 +157,7 @@ def load_sharded_state(model: LanguageModel, folder: Path, context: WorkerContex
     manifest = read_manifest(folder)
     files = _own_files(folder, manifest, context)
     targets = held_tensors(model)
-    _check_tensors(folder, context.rank, files, described(targets))
+    _check_tensors(folder, context.rank, files, described(targets), manifest)
     check_files(folder, files)
     opened = [SafetensorsFile(contained(folder, file.name)) for file in files]
     try:
@@ -183,7 +183,11 @@ def _own_files(folder: Path, manifest: Manifest, context: WorkerContext) -> Sequ
 
 
 def _check_tensors(
-    folder: Path, rank: int, files: Sequence[SavedFile], needed: Sequence[SavedTensor]
+    folder: Path,
+    rank: int,
+    files: Sequence[SavedFile],
+    needed: Sequence[SavedTensor],
+    manifest: Manifest,
 ) -> None:
     saved = {tensor.name: tensor for file in files for tensor in file.tensors}
     names = {tensor.name for tensor in needed}
@@ -202,7 +206,9 @@ def _check_tensors(
     if told:
         raise CheckpointError(
             f"{folder / MANIFEST}: the tensors of rank {rank} are not the model's: "
-            f"{'; '.join(told)}"
+            f"{'; '.join(told)}. They were saved as {manifest.dtype} by hardpoint "
+            f"{manifest.version} ({'; '.join(manifest.plugins) or 'no plugins'}); load them with "
+            "the same settings, or load the original model"
         )
 
 
