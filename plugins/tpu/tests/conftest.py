@@ -6,7 +6,7 @@ Three virtual devices are asked for here, before anything starts JAX in this pro
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -92,41 +92,44 @@ def plan_for(specs, num_blocks: int) -> KVCacheConfig:
     )
 
 
+def make_configuration(*, description=None, tensor_parallel_size=1, dtype="float32", **more):
+    config = Config(
+        model=ModelConfig(dtype=dtype, seed=3, max_model_len=128),
+        cache=CacheConfig(block_size=more.pop("block_size", 8)),
+        parallel=ParallelConfig(tensor_parallel_size=tensor_parallel_size),
+        scheduler=SchedulerConfig(max_num_seqs=ROWS[-1], max_num_batched_tokens=TOKENS[-1]),
+        description=description or tiny(),
+    )
+    return evolve(config, **more)
+
+
 @pytest.fixture
 def make_config() -> Callable[..., Config]:
-    def make(*, description=None, tensor_parallel_size=1, dtype="float32", **more) -> Config:
-        config = Config(
-            model=ModelConfig(dtype=dtype, seed=3, max_model_len=128),
-            cache=CacheConfig(block_size=more.pop("block_size", 8)),
-            parallel=ParallelConfig(tensor_parallel_size=tensor_parallel_size),
-            scheduler=SchedulerConfig(max_num_seqs=ROWS[-1], max_num_batched_tokens=TOKENS[-1]),
-            description=description or tiny(),
-        )
-        return evolve(config, **more)
-
-    return make
+    return make_configuration
 
 
-@pytest.fixture
-def make_worker(make_config, program_folder) -> Callable[..., TpuWorker]:
-    """Build a worker of the tiny model that is ready for steps."""
-    made: list[TpuWorker] = []
+class Workers:
+    """Builds workers of the tiny model, ready for steps, and shuts them down."""
 
-    def make(*, settings=None, start=True, cancelled=lambda: False, **more) -> TpuWorker:
-        config = make_config(**more)
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.made: list[TpuWorker] = []
+
+    def __call__(self, *, settings=None, start=True, cancelled=lambda: False, **more) -> TpuWorker:
         options = {
             "backend": "cpu",
             "request_buckets": ROWS,
             "token_buckets": TOKENS,
-            "compilation_cache": program_folder,
+            "compilation_cache": self.folder,
             "memory_bytes": 1 << 28,
         }
         platform = TpuPlatform(TpuSettings(**(options | (settings or {}))))
         context = WorkerContext(
-            config=config, rank=0, local_rank=0, world_size=1, cancelled=cancelled
-        )
+            config=make_configuration(**more), rank=0, local_rank=0, world_size=1,
+            cancelled=cancelled,
+        )  # fmt: skip
         worker = TpuWorker(context, platform, PlainRegistry())
-        made.append(worker)
+        self.made.append(worker)
         if start:
             worker.init_device()
             worker.load_model()
@@ -134,9 +137,24 @@ def make_worker(make_config, program_folder) -> Callable[..., TpuWorker]:
             worker.compile_or_warm_up_model()
         return worker
 
-    yield make
-    for worker in made:
-        worker.shutdown()
+    def close(self) -> None:
+        for worker in self.made:
+            worker.shutdown()
+
+
+@pytest.fixture
+def make_worker(program_folder) -> Iterator[Workers]:
+    workers = Workers(program_folder)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture(scope="module")
+def module_workers(program_folder) -> Iterator[Workers]:
+    """As ``make_worker``, for workers that the tests of one file share."""
+    workers = Workers(program_folder)
+    yield workers
+    workers.close()
 
 
 class Driver:

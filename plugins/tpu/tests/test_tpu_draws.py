@@ -11,7 +11,7 @@ MASK = (1 << 64) - 1
 
 
 def forty_bits(key: int, token: int) -> int:
-    """SplitMix64 in plain integers: output ``token + 1`` of the generator that starts at ``key``."""
+    """SplitMix64 in plain integers: output ``token + 1`` of the generator begun at ``key``."""
     z = (key + (token + 1) * draws.GAMMA) & MASK
     for bits, multiplier in draws.MULTIPLIERS:
         z = ((z ^ (z >> bits)) * multiplier) & MASK

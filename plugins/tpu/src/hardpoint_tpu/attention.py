@@ -90,8 +90,8 @@ def attention(
     length = step * block_size
     rows = grouped(query, kv_heads)
     positions, _ = token_positions(starts, counts, tile)
-    own = jnp.tile(positions, (1, rows.shape[2] // tile))
     ends = starts + counts
+    own = jnp.tile(jnp.minimum(positions, ends[:, None] - 1), (1, rows.shape[2] // tile))
 
     def turn(index: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         best, total, out = state

@@ -43,7 +43,7 @@ def pallas_attention(
     def block_of(
         n: Any, j: Any, tables: Any, starts: Any, counts: Any
     ) -> tuple[Any, int, int, int]:
-        last = jnp.maximum(starts[n] + counts[n] - 1, 0) // block_size
+        last = lax.div(jnp.maximum(starts[n] + counts[n] - 1, 0), block_size)
         return tables[n * width + jnp.minimum(j, last)], 0, 0, 0
 
     def tile_of(n: jax.Array, j: jax.Array, *scalars: jax.Array) -> tuple[jax.Array, int, int, int]:
@@ -100,7 +100,8 @@ def _kernel(
     def _add() -> None:
         shape = (rows, block_size)
         places = j * block_size + lax.broadcasted_iota(jnp.int32, shape, 1)
-        own = starts[n] + lax.broadcasted_iota(jnp.int32, shape, 0) % tile
+        own = starts[n] + lax.rem(lax.broadcasted_iota(jnp.int32, shape, 0), tile)
+        own = jnp.minimum(own, end - 1)
         there = j * block_size + lax.broadcasted_iota(jnp.int32, (block_size, 1), 0) < end
         for head in range(kv_heads):
             scores = _dot(query[0, head], key[0, :, head, :], 1)

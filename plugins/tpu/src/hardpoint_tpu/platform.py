@@ -198,7 +198,7 @@ class TpuPlatform(Platform):
             )
         if config.description is not None:
             try:
-                ModelShape.of(config.description, config.parallel.tensor_parallel_size)
+                ModelShape.of(config.description, 1)  # how heads are spread is judged for all
             except HardpointError as error:
                 yield Problem(key="model", value=config.model.model, message=f"{error}.")
 

@@ -160,7 +160,8 @@ def _forbidden(
         banned = ending_words(sampling.bad_word_ids, output)
         banned |= early_ends(sampling, len(output), eos_token_ids)
         flags[[token for token in banned if token < vocabulary]] = True
-        rows[row] = flags
+        if flags.any():
+            rows[row] = flags
     return rows
 
 

@@ -1,0 +1,114 @@
+"""Through the whole house: engine, executor, worker; in this process and in one of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hardpoint_engine import LLM, SamplingParams
+
+LABEL = "XLA on CPU; never run on a TPU"
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture
+def start(program_folder):
+    """Start an engine over the dummy model."""
+
+    def make(executor="uni", settings=None, **more) -> LLM:
+        options = {
+            "backend": "cpu", "request_buckets": (1, 4), "token_buckets": (16, 64),
+            "compilation_cache": program_folder, "memory_bytes": 1 << 28,
+        }  # fmt: skip
+        return LLM(
+            load_format="dummy", platform="tpu", executor=executor, seed=3, num_kv_blocks=40,
+            max_model_len=128, max_num_seqs=4, max_num_batched_tokens=64,
+            plugins={"tpu": options | (settings or {})}, **more,
+        )  # fmt: skip
+
+    return make
+
+
+def ids(results) -> list[list[int]]:
+    return [list(result.outputs[0].token_ids) for result in results]
+
+
+PROMPTS = ["one", "a longer prompt that fills more than a tile of sixteen bytes", "x" * 50, "two"]
+
+
+def test_answers_are_those_of_the_cpu_platform(start):
+    params = [GREEDY, GREEDY, SamplingParams(temperature=1, seed=5, max_tokens=6), GREEDY]
+    with start() as llm:
+        ours = ids(llm.generate(PROMPTS, params))
+        warm = ids(llm.generate(PROMPTS, params))
+        cached = llm.metrics.cached_tokens
+    with LLM(load_format="dummy", platform="cpu", executor="uni", seed=3, max_model_len=128) as cpu:
+        assert ids(cpu.generate(PROMPTS, params)) == ours
+    assert warm == ours
+    assert cached > 0
+
+
+def test_sleep_reload_and_wake_through_the_engine(start):
+    with start() as llm:
+        expected = ids(llm.generate(PROMPTS, GREEDY))
+        llm.sleep(1)
+        llm.wake_up()
+        assert ids(llm.generate(PROMPTS, GREEDY)) == expected
+        llm.sleep(2)
+        llm.wake_up()
+        llm.reload_weights()
+        assert ids(llm.generate(PROMPTS, GREEDY)) == expected
+        (report,) = llm.collective_rpc("program_report")
+        assert report.traces == report.shapes
+
+
+def test_bad_words_and_the_least_length_hold(start):
+    with start() as llm:
+        plain = llm.generate(["ab"], SamplingParams(temperature=0, max_tokens=8))[0].outputs[0]
+        word = bytes(plain.token_ids[:1]).decode("latin-1")
+        if not word.isascii() or not word.strip():
+            pytest.skip("the model's first byte is no character")
+        params = SamplingParams(temperature=0, max_tokens=8, bad_words=[word], min_tokens=8)
+        other = llm.generate(["ab"], params)[0].outputs[0]
+    assert word not in other.text
+    assert len(other.token_ids) == 8
+
+
+def test_as_many_devices_in_one_worker_give_the_same_answers(start):
+    with start() as llm:
+        expected = ids(llm.generate(PROMPTS, GREEDY))
+    with start(tensor_parallel_size=2) as llm:
+        assert llm.core.executor.world_size == 1
+        assert ids(llm.generate(PROMPTS, GREEDY)) == expected
+
+
+def test_a_worker_in_a_process_of_its_own(start):
+    with start() as llm:
+        expected = ids(llm.generate(PROMPTS, GREEDY))
+    with start("mp") as llm:
+        assert ids(llm.generate(PROMPTS, GREEDY)) == expected
+        (memory,) = llm.collective_rpc("memory_report")
+        assert memory.label == LABEL
+
+
+def test_a_process_of_its_own_has_as_many_virtual_devices_as_are_needed(start):
+    with start() as llm:
+        expected = ids(llm.generate(PROMPTS, GREEDY))
+    with start("mp", tensor_parallel_size=2) as llm:
+        assert ids(llm.generate(PROMPTS, GREEDY)) == expected
+
+
+def test_the_command_line_answers(program_folder):
+    done = subprocess.run(
+        [sys.executable, "-m", "hardpoint.cli", "generate", "--platform", "tpu", "--load-format",
+         "dummy", "--raw", "--max-tokens", "3", "--log-level", "info",
+         "--set", "plugins.tpu.backend=cpu", "--set", "plugins.tpu.request_buckets=1,4",
+         "--set", "plugins.tpu.token_buckets=16,64", "--num-kv-blocks", "40",
+         "--max-model-len", "128", "--max-num-seqs", "4", "--max-num-batched-tokens", "64",
+         "--set", f"plugins.tpu.compilation_cache={program_folder}", "one"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert LABEL in done.stderr
+    assert "on platform tpu, executor uni" in done.stderr
