@@ -48,7 +48,11 @@ class CpuPlatform(Platform):
     capabilities: ClassVar[Mapping[Capability, Support]] = {
         capability: YES if capability in OFFERED else NOT_YET for capability in Capability
     }
-    preload: ClassVar[tuple[str, ...]] = ("torch",)
+    preload: ClassVar[tuple[str, ...]] = (
+        "torch",
+        "hardpoint_cpu.worker",
+        "hardpoint_runtime.model_runner",
+    )
     support_level: ClassVar[str] = "L4"
     root: ClassVar[Path] = ROOT
     """Where the kernel's files are found."""
