@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,8 +31,12 @@ from hardpoint_runtime.parallel.communicator import (
     Pending,
     TensorShape,
 )
-from hardpoint_runtime.parallel.errors import CollectiveError, PeerLostError
-from hardpoint_runtime.parallel.groups import Group
+from hardpoint_runtime.parallel.errors import (
+    CollectiveError,
+    CollectiveTimeoutError,
+    PeerLostError,
+)
+from hardpoint_runtime.parallel.groups import Axis, Group
 
 Tensor = torch.Tensor
 distributed: Any = importlib.import_module("torch.distributed")  # its types hide what is used here
@@ -44,25 +50,34 @@ class ProcessGroupCommunicator(Communicator):
     ``store`` is one of torch's stores that all members share.
     """
 
-    def __init__(self, group: Group, meeting: Meeting, store: Any, make: Any) -> None:
+    def __init__(
+        self,
+        group: Group,
+        meeting: Meeting,
+        store: Any,
+        make: Callable[[Any, int, int, float], Any],
+    ) -> None:
         super().__init__(group, meeting)
         self._store = store
         self._make = make
         self._broken = False
         self._pairs: dict[tuple[int, int], Any] = {}
-        self._all = self._join("all", self.index, self.size)
-        self.barrier()
+        try:
+            self._all = self._join("all", self.index, self.size)
+            if group.axis is Axis.PIPELINE:  # so that the first send waits for nobody
+                for place in range(max(0, self.index - 1), min(self.size - 1, self.index + 1)):
+                    self._pair(place, place + 1)
+            self.barrier()
+        except BaseException:
+            self.close()
+            raise
 
     def _join(self, name: str, index: int, size: int) -> Any:
         store = distributed.PrefixStore(f"{self.group.name}/{name}/", self._store)
         try:
             return self._make(store, index, size, self.meeting.timeout)
         except RuntimeError as error:
-            raise CollectiveError(
-                f"its members did not meet: {_first_line(error)}",
-                group=str(self.group),
-                operation="join",
-            ) from error
+            raise self._failure("join", error) from error
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum; 16-bit numbers in float32."""
@@ -121,24 +136,34 @@ class ProcessGroupCommunicator(Communicator):
     def _wait(self, operation: str, work: Any) -> None:
         deadline = time.monotonic() + self.meeting.timeout
         others = [place for place in range(self.size) if place != self.index]
-        while True:
-            try:
-                work.wait(timedelta(seconds=LOOK))
-            except RuntimeError as error:
-                if work.is_completed():
-                    self._broken = True
-                    raise self._failure(operation, error, deadline) from error
-            else:
-                return
-            try:
+        try:
+            while not self._is_done(operation, work):
                 self.check_wait(operation, deadline, lambda: others)
-            except BaseException:
-                self._broken = True
-                raise
+        except BaseException:
+            self._broken = True
+            raise
 
-    def _failure(self, operation: str, error: RuntimeError, deadline: float) -> CollectiveError:
-        text = _first_line(error)
-        kind = PeerLostError if "onnection" in text else CollectiveError
+    def _is_done(self, operation: str, work: Any) -> bool:
+        """Wait for a moment; raise what the operation failed with, if it did."""
+        with contextlib.suppress(RuntimeError):  # out of time, or the operation's own error
+            work.wait(timedelta(seconds=LOOK))
+            return True
+        if not work.is_completed():
+            return False
+        try:
+            work.wait()  # it may have succeeded since
+        except RuntimeError as error:
+            raise self._failure(operation, error) from error
+        return True
+
+    def _failure(self, operation: str, error: RuntimeError) -> CollectiveError:
+        text = str(error).splitlines()[0]
+        lowered = text.lower()
+        kind = CollectiveError
+        if "connection" in lowered:
+            kind = PeerLostError
+        elif "timed out" in lowered or "timeout" in lowered:
+            kind = CollectiveTimeoutError
         return kind(text, group=str(self.group), operation=operation)
 
     def close(self) -> None:
@@ -191,11 +216,12 @@ def gloo(store: Any, index: int, size: int, timeout: float) -> Any:
 
 
 def file_store(path: str) -> Any:
-    """Return torch's store in a file that all ranks share, and that nobody removes."""
-    return distributed.FileStore(path)
+    """Return torch's store in a file that all ranks share and nobody removes.
 
-
-def _first_line(error: BaseException) -> str:
-    with contextlib.suppress(IndexError):
-        return str(error).splitlines()[0]
-    return type(error).__name__
+    The store opens its file by name at each use, and writes once more at its own end, whenever the
+    library lets go of it; a name as ``/proc/self/fd/N`` may mean another file by then. So it gets a
+    descriptor of its own, which stays open as long as the process lives.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    own = Path(f"/proc/self/fd/{descriptor}")
+    return distributed.FileStore(str(own) if own.exists() else path)

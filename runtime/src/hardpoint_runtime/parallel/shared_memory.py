@@ -305,7 +305,7 @@ class SharedMemoryCommunicator(Communicator):
         try:
             while not ready():
                 if (now := time.monotonic()) >= look:
-                    self._look(operation, deadline, missing)
+                    self._look(operation, deadline, missing, ready)
                     look = now + LOOK
                 time.sleep(nap)
                 nap = min(1.5 * nap, longest)
@@ -313,19 +313,30 @@ class SharedMemoryCommunicator(Communicator):
             self._broken = error
             raise
 
-    def _look(self, operation: str, deadline: float, missing: Callable[[], Sequence[int]]) -> None:
+    def _look(
+        self,
+        operation: str,
+        deadline: float,
+        missing: Callable[[], Sequence[int]],
+        ready: Callable[[], bool],
+    ) -> None:
         if self._words is not None and self._words[ENDED]:
             self.meeting.ended.set()
-        self.check_wait(operation, deadline, missing, lambda: self._lost(missing()))
+        self.check_wait(operation, deadline, missing, lambda: self._lost(missing, ready))
 
-    def _lost(self, missing: Sequence[int]) -> Sequence[int]:
+    def _lost(
+        self, missing: Callable[[], Sequence[int]], ready: Callable[[], bool]
+    ) -> Sequence[int]:
         words = self._words
         if words is None:
             return ()
-        joined = [peer for peer in missing if words[self._members[peer]] > 0]
+        joined = [peer for peer in missing() if words[self._members[peer]] > 0]
         gone = self._arena.lost(self.group.name, joined)
-        # Whoever came before it left is not missing any more.
-        return [peer for peer in gone if peer in missing]
+        if not gone or ready():
+            return ()
+        # Looked at again: who came and left in between is missed by nobody.
+        still = missing()
+        return [peer for peer in gone if peer in still]
 
     def _fence(self) -> None:
         """Order this rank's loads and stores before with those after, as any lock does; processors
