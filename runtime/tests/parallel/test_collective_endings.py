@@ -194,9 +194,10 @@ def peer(rendezvous, kind):
 
 
 def test_a_stopped_peer_is_late_and_a_killed_one_is_lost_long_before_the_timeout(ranks, peer, kind):
-    groups = [ranks.join(2, 0, axis) for axis in (Axis.TENSOR, Axis.DATA)]
-    for mine in groups:
-        assert torch.equal(mine.all_reduce(torch.ones(4)), torch.full((4,), 2.0))
+    groups = []
+    for axis in (Axis.TENSOR, Axis.DATA):
+        groups.append(ranks.join(2, 0, axis))
+        assert torch.equal(groups[-1].all_reduce(torch.ones(4)), torch.full((4,), 2.0))
     assert peer.stdout.readline() == b"joined\n"
 
     peer.send_signal(signal.SIGSTOP)
