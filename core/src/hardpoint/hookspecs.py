@@ -1,5 +1,4 @@
-"""Every hook, in the order in which they fire. Hooks register and announce; typed classes do the
-work.
+"""Every hook, in the order in which they fire. Hooks register and announce; classes do the work.
 
 A hook returns records or values and changes nothing that it is given. Implementations may take
 fewer arguments than the specification; a misspelt hook fails at registration. Offers are collected
@@ -42,8 +41,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def hardpoint_platform() -> PlatformRecord | None:
     """Offer a platform.
 
-    Called by discovery in the driver and in every worker, once after loading, on plugins of
-    ``hardpoint.platforms``.
+    Called in the driver and in every worker, on plugins of ``hardpoint.platforms``, once loaded.
 
     Example::
 
@@ -71,8 +69,7 @@ def hardpoint_executor() -> ExecutorRecord | None:
 def hardpoint_extension() -> ExtensionRecord | None:
     """Offer an extension's identity.
 
-    Called by discovery in the driver and in every worker, once after loading, on plugins of
-    ``hardpoint.extensions``.
+    Called in the driver and in every worker, on plugins of ``hardpoint.extensions``, once loaded.
 
     Example::
 
@@ -138,9 +135,8 @@ def hardpoint_model_runner(config: Config, platform: Platform) -> str | None:
 def hardpoint_worker_env(config: Config, rank: int) -> Mapping[str, str]:
     """Return environment variables for the worker of ``rank``.
 
-    Called in the driver before that worker is started, on the selected platform and enabled
-    extensions. Executors that run the worker in the driver's process refuse non-empty answers that
-    differ from the environment.
+    Called in the driver before that worker starts, on the selected platform and enabled extensions.
+    Executors that run it in the driver's process refuse what differs from the environment.
 
     Example::
 
@@ -156,8 +152,7 @@ def hardpoint_worker_env(config: Config, rank: int) -> Mapping[str, str]:
 
 @hookspec
 def hardpoint_scheduling() -> Sequence[Offer]:
-    """Offer admission policies (``hardpoint_engine.AdmissionPolicy``). Called in the driver by the
-    engine.
+    """Offer admission policies (``hardpoint_engine.AdmissionPolicy``). Called in the driver.
 
     Example::
 
@@ -170,8 +165,7 @@ def hardpoint_scheduling() -> Sequence[Offer]:
 
 @hookspec
 def hardpoint_operations() -> Sequence[Operation]:
-    """Offer implementations of named operations: layers and kernels. Called in workers, once at
-    load.
+    """Offer implementations of named operations. Called in workers, once at load.
 
     Example::
 
@@ -184,8 +178,7 @@ def hardpoint_operations() -> Sequence[Operation]:
 
 @hookspec
 def hardpoint_quantizations() -> Sequence[Offer]:
-    """Offer quantisation methods: classes with ``create``, ``after_load`` and ``apply``. Called in
-    workers.
+    """Offer quantisation methods: ``create``, ``after_load``, ``apply``. Called in workers.
 
     Example::
 
@@ -211,8 +204,7 @@ def hardpoint_models() -> Sequence[Offer]:
 
 @hookspec
 def hardpoint_batch_columns() -> Sequence[Offer]:
-    """Offer per-request columns (dtype, shape, default, pad value). Called in workers, when the
-    runner is built.
+    """Offer per-request columns (dtype, shape, default, pad value). Called in workers.
 
     Example::
 
@@ -225,10 +217,7 @@ def hardpoint_batch_columns() -> Sequence[Offer]:
 
 @hookspec
 def hardpoint_graph_policies() -> Sequence[Offer]:
-    """Offer policies of graphs (``hardpoint_runtime.graphs.policy.DispatchPolicy``): which sizes
-    are recorded, how batches are padded to them, which mode is preferred. The key ``graph_policy``
-    names the one to use. Called in the driver to check that name, and in workers when they plan
-    their graphs.
+    """Offer policies of graphs, for the key ``graph_policy``. Called in the driver and in workers.
 
     Example::
 
@@ -338,8 +327,7 @@ def hardpoint_worker_methods() -> Mapping[str, Callable[..., object]]:
 
 @hookspec
 def hardpoint_worker_started(worker: Worker) -> None:
-    """Hear that a worker was built and its device initialised. Called in the worker, after
-    ``init_device``.
+    """Hear that a worker has its device. Called in the worker, after ``init_device``.
 
     Example::
 
@@ -363,8 +351,7 @@ def hardpoint_model_loaded(worker: Worker) -> None:
 
 @hookspec
 def hardpoint_step_started(scheduler_output: SchedulerOutput, rank: int | None) -> None:
-    """Hear that a step begins. Called in each worker with its rank, and in the driver with rank
-    None.
+    """Hear that a step begins. Called in each worker, and in the driver with rank None.
 
     Example::
 
@@ -378,8 +365,7 @@ def hardpoint_step_started(scheduler_output: SchedulerOutput, rank: int | None) 
 def hardpoint_step_finished(
     scheduler_output: SchedulerOutput, output: ModelRunnerOutput | None, rank: int | None
 ) -> None:
-    """Hear that a step ended; ``output`` is None where this rank has none. Called as
-    ``hardpoint_step_started``.
+    """Hear that a step ended, where it began; ``output`` is None where this rank has none.
 
     Example::
 

@@ -90,6 +90,7 @@ class TorchModelRunner(ModelRunner):
         self.context_extra = dict(platform.context(self.config))
         self.operations: Operations | None = None
         self.model: LanguageModel | None = None
+        self.layers: Mapping[str, torch.nn.Module] = {}
         self.kv_cache: KVCache | None = None
         self.requests: Requests | None = None
         self.builders: tuple[AttentionMetadataBuilder, ...] = ()
@@ -221,6 +222,7 @@ class TorchModelRunner(ModelRunner):
         model = self.make_model(operations)
         self.load_weights(model)
         self.model = model
+        self.layers = dict(model.named_modules())
         if self.seat.pipeline is not None:
             self.line = StageLine(self.seat.pipeline, self.dtype)
         self.device.synchronize()
@@ -294,7 +296,7 @@ class TorchModelRunner(ModelRunner):
         if self.graphs is not None:
             self.graphs.close()
         self.model = self.kv_cache = self.requests = self.sampler = self.graphs = None
-        self.operations = self.line = None
+        self.operations, self.line, self.layers = None, None, {}
         self.workspace.clear()
         self._waiting.clear()
         self.builders = ()
@@ -427,6 +429,7 @@ class TorchModelRunner(ModelRunner):
         return ForwardContext(
             attention=self.build_attention(inputs, batch),
             kv_caches=self.kv_cache.layers,
+            layers=self.layers,
             graph_mode="NONE" if dispatch is None else dispatch.mode.name,
             batch_key=None if batch is None or dispatch is None else dispatch.key,
             num_tokens=len(inputs.row_of_token),

@@ -106,6 +106,7 @@ def dummy_forward(
     context = ForwardContext(
         attention=attention,
         kv_caches=kv_cache.layers,
+        layers=runner.layers,
         workspace=runner.workspace,
         extra=runner.context_extra,
         cancelled=_after(layers, runner.context.cancelled),

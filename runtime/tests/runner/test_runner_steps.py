@@ -7,6 +7,7 @@ from hardpoint.messages import GrammarOutput, MessageError, SchedulerOutput, Ste
 from hardpoint.records import Offer
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_runtime.batch.columns import Column
+from hardpoint_runtime.forward_context import current
 from hardpoint_runtime.model_runner import TorchModelRunner
 
 OFFERED = Column(
@@ -203,6 +204,28 @@ def test_extra_reaches_the_layers_and_the_request(make_runner, make_driver, monk
     mine = object()
     driver.step({"a": 3}, extra={"acme": mine})
     assert seen == [({"host": "constant", "acme": mine}, 1)]
+
+
+def test_layers_find_one_another_by_name(make_runner, make_driver, monkeypatch):
+    runner = make_runner()
+    seen = []
+    layer = type(runner.model.layers[0])
+    forward = layer.forward
+
+    def spy(self, *args):
+        seen.append(current().layers["layers.1.input_norm"])
+        return forward(self, *args)
+
+    monkeypatch.setattr(layer, "forward", spy)
+    for run in (runner.warm_up, runner.profile_run):
+        seen.clear()
+        run()
+        assert set(seen) == {runner.model.layers[1].input_norm}
+    driver = make_driver(runner)
+    driver.add("a", [1, 2, 3])
+    seen.clear()
+    driver.step({"a": 3})
+    assert set(seen) == {runner.model.layers[1].input_norm}
 
 
 def test_a_plugin_s_column_is_declared_filled_and_forgotten(make_runner, registry):
