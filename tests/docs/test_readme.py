@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 PYTHON = (ROOT / "docs" / "python.md").read_text()
 PARALLEL = (ROOT / "docs" / "parallel.md").read_text()
+GRAPHS = (ROOT / "docs" / "graphs.md").read_text()
 
 
 def blocks(language: str, document: str = README) -> list[str]:
@@ -65,6 +66,14 @@ def test_the_page_on_several_workers_runs_as_a_script_without_a_guard(tmp_path):
     assert lines[1] == "[0, 1]"
     assert "model-rank-1-part-0.safetensors" in lines[2]
     assert lines[3:] == ["sharded_state 2"]
+
+
+def test_the_page_on_graphs_runs():
+    lines = run([sys.executable, "-c", "\n".join(blocks("python", GRAPHS))]).splitlines()
+    assert "Paris" in lines[0]
+    modes = {line.split()[0] for line in lines[2:-2]}
+    assert modes == {"FULL", "PIECEWISE"}
+    assert re.match(r"8 of 8 steps replayed a graph; \d+ of \d+ tokens were padding", lines[-2])
 
 
 def test_every_page_is_reached_from_the_readme():
