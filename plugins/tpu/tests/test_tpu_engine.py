@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from hardpoint.sleep import SleepStateError
 from hardpoint_engine import LLM, SamplingParams
 
+HARDPOINT = Path(sys.executable).with_name("hardpoint")
 LABEL = "XLA on CPU; never run on a TPU"
+FEW = {"request_buckets": (4,), "token_buckets": (64,)}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
@@ -52,12 +56,17 @@ def test_answers_are_those_of_the_cpu_platform(start):
 def test_sleep_reload_and_wake_through_the_engine(start):
     with start() as llm:
         expected = ids(llm.generate(PROMPTS, GREEDY))
-        llm.sleep(1)
-        llm.wake_up()
+        executor = llm.core.executor
+        executor.sleep(1)
+        with pytest.raises(SleepStateError, match="weights awake"):
+            llm.generate(PROMPTS, GREEDY)
+        executor.wake_up()
         assert ids(llm.generate(PROMPTS, GREEDY)) == expected
-        llm.sleep(2)
-        llm.wake_up()
-        llm.reload_weights()
+        executor.sleep(2)
+        executor.wake_up()
+        with pytest.raises(SleepStateError, match="reload_weights"):
+            llm.generate(PROMPTS, GREEDY)
+        executor.reload_weights()
         assert ids(llm.generate(PROMPTS, GREEDY)) == expected
         (report,) = llm.collective_rpc("program_report")
         assert report.traces == report.shapes
@@ -78,7 +87,10 @@ def test_bad_words_and_the_least_length_hold(start):
 def test_as_many_devices_in_one_worker_give_the_same_answers(start):
     with start() as llm:
         expected = ids(llm.generate(PROMPTS, GREEDY))
-    with start(tensor_parallel_size=2) as llm:
+    with start(settings=FEW, tensor_parallel_size=2) as llm:
+        assert llm.core.executor.world_size == 1
+        assert ids(llm.generate(PROMPTS, GREEDY)) == expected
+    with start("mp", settings=FEW, tensor_parallel_size=2) as llm:
         assert llm.core.executor.world_size == 1
         assert ids(llm.generate(PROMPTS, GREEDY)) == expected
 
@@ -86,22 +98,15 @@ def test_as_many_devices_in_one_worker_give_the_same_answers(start):
 def test_a_worker_in_a_process_of_its_own(start):
     with start() as llm:
         expected = ids(llm.generate(PROMPTS, GREEDY))
-    with start("mp") as llm:
+    with start("mp", settings=FEW) as llm:
         assert ids(llm.generate(PROMPTS, GREEDY)) == expected
         (memory,) = llm.collective_rpc("memory_report")
         assert memory.label == LABEL
 
 
-def test_a_process_of_its_own_has_as_many_virtual_devices_as_are_needed(start):
-    with start() as llm:
-        expected = ids(llm.generate(PROMPTS, GREEDY))
-    with start("mp", tensor_parallel_size=2) as llm:
-        assert ids(llm.generate(PROMPTS, GREEDY)) == expected
-
-
 def test_the_command_line_answers(program_folder):
     done = subprocess.run(
-        [sys.executable, "-m", "hardpoint.cli", "generate", "--platform", "tpu", "--load-format",
+        [str(HARDPOINT), "generate", "--platform", "tpu", "--load-format",
          "dummy", "--raw", "--max-tokens", "3", "--log-level", "info",
          "--set", "plugins.tpu.backend=cpu", "--set", "plugins.tpu.request_buckets=1,4",
          "--set", "plugins.tpu.token_buckets=16,64", "--num-kv-blocks", "40",

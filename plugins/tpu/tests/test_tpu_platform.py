@@ -8,7 +8,7 @@ import sys
 import pytest
 from hardpoint.capabilities import Capability, Support
 from hardpoint.config.schema import Config, ParallelConfig, SchedulerConfig
-from hardpoint.errors import ConfigError
+from hardpoint.errors import ConfigError, RemoteError
 from hardpoint.platform import RequestView
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_engine import LLM
@@ -193,7 +193,7 @@ def test_it_is_never_chosen_unasked_and_without_a_chip_not_by_name(tmp_path):
 
 
 def test_more_devices_than_there_are_is_an_error_with_a_way_out():
-    with pytest.raises(ConfigError, match="XLA_FLAGS=--xla_force_host_platform_device_count=4"):
+    with pytest.raises(RemoteError, match="XLA_FLAGS=--xla_force_host_platform_device_count=4"):
         LLM(
             load_format="dummy", platform="tpu", executor="uni", tensor_parallel_size=4,
             plugins={"tpu": {"backend": "cpu"}},
