@@ -1,5 +1,5 @@
-"""Tokens per second of the tpu platform as XLA on CPU, beside the cpu platform and `transformers`, in
-one run; and how long its programs take to compile, without and with its cache of them.
+"""Tokens per second of the tpu platform as XLA on CPU, beside the cpu platform and `transformers`,
+in one run; and how long its programs take to compile, without and with its cache of them.
 
     python benchmarks/xla.py [--dtype float32] [--repeats 7] [--threads 2] [--json]
 
