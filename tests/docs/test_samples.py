@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -66,6 +67,26 @@ def test_the_extension_changes_adds_and_judges(sample):
         "with LLM(platform='dummy', load_format='dummy') as llm: print(llm.collective_rpc('where'))"
     )
     assert house.run("-c", script).stdout == "['rank 0 on dummy']\n"
+
+
+def test_the_policy_of_graphs_rounds_to_threes(sample):
+    house = sample("writing-an-extension.md")
+    arguments = ("generate", "--platform", "cpu", "--load-format", "dummy", "--raw", "--json")
+    arguments += ("--num-kv-blocks", "64", "--max-tokens", "6", "one", "two")
+    eager = json.loads(house.run(*arguments).stdout)["results"]
+    graphs = ("--graph-mode", "full", "--graph-stats", "--max-num-seqs", "4")
+    plain = house.run(*arguments, *graphs)
+    policed = house.run(*arguments, *graphs, "--graph-policy", "threes")
+    for done, multiple in ((plain, 1), (policed, 3)):
+        results = json.loads(done.stdout)["results"]
+        assert [each["token_ids"] for each in results] == [each["token_ids"] for each in eager]
+        rows = re.findall(r"^FULL +\d+ +(\d+) ", done.stderr, re.MULTILINE)
+        assert rows
+        assert all(int(padded) % multiple == 0 for padded in rows)
+    assert "2 " in re.search(r"^FULL +2 +(\d+ )", plain.stderr, re.MULTILINE)[1]
+    unknown = house.run(*arguments, "--graph-policy", "thirds", code=2)
+    assert "graph_policy" in unknown.stderr
+    assert "Did you mean threes?" in unknown.stderr
 
 
 def test_waiting_prompts_run_in_the_end(sample):
