@@ -90,6 +90,29 @@ def test_those_who_cannot_start_do_not_unbalance_the_steps(fakes):
     driver.check_idle()
 
 
+def test_nor_do_those_beyond_the_number_that_may_run(fakes):
+    driver = fakes.Driver(depth=2, max_num_seqs=4)
+    for n in range(10):
+        driver.add(f"r{n}", (n,), max_tokens=3)
+    assert ids(driver.launch()) == ["r0", "r1"]
+    assert ids(driver.launch()) == ["r2", "r3"]
+    driver.run()
+
+
+def test_where_fewer_could_start_than_wait_the_next_steps_share_evenly(fakes):
+    """All four that there is room for start in one step, since twenty wait."""
+    driver = fakes.Driver(depth=2, max_num_seqs=32, num_blocks=17)
+    for n in range(20):
+        driver.add(f"r{n:02}", tuple(range(n, n + 12)), max_tokens=4)
+    assert ids(driver.launch()) == ["r00", "r01", "r02", "r03"]
+    assert driver.launch() is None
+    driver.land()
+    assert ids(driver.launch()) == ["r00", "r01"]
+    assert ids(driver.launch()) == ["r02", "r03"]
+    driver.run()
+    driver.check_idle()
+
+
 def test_a_request_is_in_one_step_at_most(driver):
     driver.add("a", (1, 2), max_tokens=3)
     assert ids(driver.launch()) == ["a"]
