@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from attrs import evolve
+from hardpoint.checkpoints.description import ModelDescription
 from hardpoint_runtime.parallel.communicator import Meeting
 from hardpoint_runtime.parallel.groups import Axis, Topology
 from hardpoint_runtime.parallel.host import host_communicator
@@ -101,3 +103,23 @@ def later():
     for thread in started:
         thread.join(PATIENCE)
         assert not thread.is_alive()
+
+
+@pytest.fixture
+def odd_llama():
+    """A shape that hardly any number divides: 6 query and 3 key-value heads, 5 layers."""
+    return ModelDescription(
+        path=Path("odd"),
+        format="dummy",
+        architecture="LlamaForCausalLM",
+        num_layers=5,
+        hidden_size=36,
+        intermediate_size=50,
+        num_heads=6,
+        num_kv_heads=3,
+        head_size=8,
+        vocab_size=101,
+        context_length=64,
+        stored_dtype="float32",
+        hf_config={"rope_theta": 1e4, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
+    )
