@@ -392,6 +392,25 @@ def test_sleep_with_steps_in_flight_lets_them_land_first(one, expected):
     assert one.core.metrics.preemptions > before
 
 
+def test_so_do_those_in_flight_when_the_weights_are_dropped(one, expected):
+    for req_id, prompt in PROMPTS.items():
+        one.add(req_id, prompt)
+    for _ in range(3):
+        one.step()
+    flying = len(one.core.scheduler.roster.in_flight)
+    one.core.executor.discard(["weights"])
+    for _ in range(flying):
+        assert one.step()
+    with pytest.raises(SleepStateError, match="wake_up"):
+        one.step()
+    one.core.executor.wake_up()
+    with pytest.raises(SleepStateError, match="reload_weights"):
+        one.step()
+    one.core.executor.reload_weights()
+    one.run()
+    assert one.tokens == expected["greedy"]
+
+
 def test_a_cache_that_was_lost_meanwhile_is_given_up_when_all_have_landed(one, expected):
     before = one.core.metrics.preemptions
     for req_id, prompt in PROMPTS.items():

@@ -103,7 +103,7 @@ def test_where_fewer_could_start_than_wait_the_next_steps_share_evenly(fakes):
     """All four that there is room for start in one step, since twenty wait."""
     driver = fakes.Driver(depth=2, max_num_seqs=32, num_blocks=17)
     for n in range(20):
-        driver.add(f"r{n:02}", tuple(range(n, n + 12)), max_tokens=4)
+        driver.add(f"r{n:02}", tuple(range(n, n + 13)), max_tokens=3)
     assert ids(driver.launch()) == ["r00", "r01", "r02", "r03"]
     assert driver.launch() is None
     driver.land()
