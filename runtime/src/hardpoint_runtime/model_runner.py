@@ -6,6 +6,7 @@ a plugin may override. Owned by a TorchWorker, used on its thread alone.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -371,29 +372,15 @@ class TorchModelRunner(ModelRunner):
             self._missing("execute_model", "initialize_kv_cache")
         order = batch_order(plan.num_tokens)
         counts = [plan.num_tokens[req_id] for req_id in order]
-        if self.graphs is None:
-            return build_inputs(self.requests, order, counts)
-        dispatch = self.graphs.dispatch(plan.total_tokens, len(order), max(counts))
-        eager = dispatch.mode is GraphMode.NONE
-        return build_inputs(
-            self.requests,
-            order,
-            counts,
-            padded_reqs=None if eager else dispatch.key.num_reqs,
-            padded_tokens=None if eager else dispatch.key.num_tokens,
-            dispatch=dispatch,
-        )
+        dispatch = None
+        if self.graphs is not None:
+            dispatch = self.graphs.dispatch(plan.total_tokens, len(order), max(counts))
+        return build_inputs(self.requests, order, counts, dispatch=dispatch)
 
     def forward(self, inputs: BatchInputs, plan: SchedulerOutput) -> torch.Tensor | None:
         """Run the model; return the logits [m, V] of the rows to sample, None for no such row, or
         where another pipeline stage has them.
         """
-        if self.timing is None:
-            return self._forward(inputs, plan)
-        with self.timing.measured(len(inputs.row_of_token)):
-            return self._forward(inputs, plan)
-
-    def _forward(self, inputs: BatchInputs, plan: SchedulerOutput) -> torch.Tensor | None:
         model = self.get_model()
         replayed = None if self.graphs is None else self.graphs.find(inputs.dispatch)
         batch = None if replayed is None else replayed.batch
@@ -407,7 +394,8 @@ class TorchModelRunner(ModelRunner):
         rows = None
         if len(inputs.logits_rows) < inputs.num_tokens:
             rows = self.device.to_device(inputs.logits_rows, torch.int64)
-        with entered(context):
+        timing = self.timing and self.timing.measured(len(inputs.row_of_token))
+        with entered(context), timing or contextlib.nullcontext():
             run: Any = model if replayed is None else replayed
             if self.line is None:
                 hidden = run(token_ids, positions, context, rows)

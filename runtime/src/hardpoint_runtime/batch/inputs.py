@@ -14,6 +14,7 @@ from attrs import frozen
 
 from hardpoint_runtime.batch.columns import Array
 from hardpoint_runtime.batch.requests import is_complete
+from hardpoint_runtime.graphs.modes import GraphMode
 
 if TYPE_CHECKING:
     from hardpoint_runtime.batch.requests import Requests
@@ -81,9 +82,11 @@ def build_inputs(
     dispatch: Dispatch | None = None,
 ) -> BatchInputs:
     """Build the inputs of the named requests, ``num_scheduled[i]`` tokens of request i, padded to
-    ``padded_reqs`` rows and ``padded_tokens`` tokens (None: as many as there are). ``dispatch`` is
-    noted down.
+    ``padded_reqs`` rows and ``padded_tokens`` tokens (None: as many as there are), or to the shape
+    of the graph that ``dispatch`` names.
     """
+    if dispatch is not None and dispatch.mode is not GraphMode.NONE:
+        padded_reqs, padded_tokens = dispatch.key.num_reqs, dispatch.key.num_tokens
     columns = requests.columns
     counts = np.asarray(num_scheduled, dtype=np.int64)
     slots = np.asarray([requests.slot_of(req_id) for req_id in req_ids], dtype=np.int64)
