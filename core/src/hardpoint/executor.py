@@ -170,15 +170,16 @@ class Executor(WorkerCalls):
         """
         if method == "shutdown":
             raise LifecycleError("the workers' shutdown is not called alone: executor.shutdown()")
-        if reply_rank is not None and not 0 <= reply_rank < self.world_size:
-            raise ValueError(
-                f"reply_rank {reply_rank} is not a rank (world size {self.world_size})"
-            )
-        if timeout is not None and not timeout >= 0:
-            raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
-        if timeout is not None and timeout > threading.TIMEOUT_MAX:
-            timeout = None  # longer than any wait can be: for ever
-        self._require_alive()
+        world_size = self.placement.num_workers
+        if reply_rank is not None and not 0 <= reply_rank < world_size:
+            raise ValueError(f"reply_rank {reply_rank} is not a rank (world size {world_size})")
+        if timeout is not None:
+            if not timeout >= 0:
+                raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
+            if timeout > threading.TIMEOUT_MAX:
+                timeout = None  # longer than any wait can be: for ever
+        if self._closed or self._failure is not None or os.getpid() != self._pid:
+            self._require_alive()
         if not non_block and self.called_from_worker():
             raise LifecycleError(
                 "a blocking call from the worker's own thread would wait for itself for ever; use "
@@ -190,12 +191,13 @@ class Executor(WorkerCalls):
             generation=self.generation,
             method=method,
             args=tuple(args),
-            kwargs=dict(kwargs or {}),
+            kwargs=dict(kwargs) if kwargs else {},
             reply_rank=reply_rank,
             timeout=timeout,
             deadline=deadline,
+            queued=non_block,
         )
-        gather = self.calls.open(call, self.world_size)
+        gather = self.calls.open(call, world_size)
         try:
             self.call_workers(call)
         except BaseException:

@@ -46,6 +46,7 @@ class Call:
     reply_rank: int | None = None
     timeout: float | None = None
     deadline: float | None = None
+    queued: bool = False
 
     @property
     def name(self) -> str:
@@ -62,6 +63,7 @@ class Call:
             name=name,
             body=codec.pack_arguments(self.method, self.args, self.kwargs, name),
             reply_rank=self.reply_rank,
+            queued=self.queued,
         )
 
 
@@ -74,6 +76,8 @@ class PackedCall:
     name: str
     body: codec.Parcel
     reply_rank: int | None = None
+    queued: bool = False
+    """Whether its caller may take it back before it is begun (it does not wait for the call)."""
 
 
 @define(kw_only=True)
@@ -96,26 +100,30 @@ class Gather:
     do not, as making one costs more than the rest of a short call.
     """
 
-    __slots__ = (
-        "_begun", "_error", "_future", "_lock", "_value", "_values", "_waker", "_wanted",
-        "call", "claims", "ended", "expired", "silent", "world_size",
-    )  # fmt: skip
+    ended = False
+    expired = False
+    _begun = False
+    _value: Any = None
+    _error: BaseException | None = None
+    _future: Future[Any] | None = None
+    _waker: Callable[[], None] | None = None
+    # On the class, as most calls never change them: making a Gather is on the hot path.
 
-    def __init__(self, call: Call, world_size: int, claims: CallerClaims | None = None) -> None:
+    def __init__(
+        self,
+        call: Call,
+        world_size: int,
+        claims: CallerClaims | None = None,
+        lock: threading.Lock | None = None,
+    ) -> None:
         self.call = call
+        self.generation = call.generation
         self.claims = claims
         self.world_size = world_size
         self.silent = self._wanted = (1 << world_size) - 1
         """Ranks that have not replied, a bit for each; guarded by the table's lock."""
-        self.expired = False
-        self.ended = False
         self._values: list[Any] = [None] * world_size
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._begun = False
-        self._future: Future[Any] | None = None
-        self._waker: Callable[[], None] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock() if lock is None else lock
 
     @property
     def future(self) -> Future[Any]:
@@ -165,14 +173,24 @@ class Gather:
                 self.finish(error=self._unusable(rank, error))
                 return
         with self._lock:
-            self._wanted = wanted = self._wanted & ~(1 << rank)
-            if wanted or self.ended:
-                return
-            asked = self.call.reply_rank
-            self._value = values if asked is None else values[asked]
-            self.ended = True
-        if self._future is not None or self._waker is not None:
-            self._tell()
+            last = self.counts(1 << rank)
+        if last and self.awaited:
+            self.tell()
+
+    def counts(self, bit: int) -> bool:
+        """Count one rank's answer as used, under the lock; return whether that ended the call."""
+        self._wanted = wanted = self._wanted & ~bit
+        if wanted or self.ended:
+            return False
+        asked = self.call.reply_rank
+        self._value = self._values if asked is None else self._values[asked]
+        self.ended = True
+        return True
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody is to be told of the end."""
+        return self._future is not None or self._waker is not None
 
     def fail(self, rank: int, failure: RemoteFailure) -> BaseException:
         """End the call by the error that a rank reported; return that as it is raised here."""
@@ -193,9 +211,9 @@ class Gather:
                 return
             self._value, self._error = value, error
             self.ended = True
-        self._tell()
+        self.tell()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         """Tell those who wait; later ones find the call ended."""
         with self._lock:
             future, waker = self._future, self._waker
@@ -303,13 +321,14 @@ class CallTable:
         """Await ``world_size`` acknowledgements of ``call``; raise ExecutorFailedError once all
         calls were failed.
         """
-        gather = Gather(call, world_size, self.claims)
-        with self._lock:
-            if self._closed is not None:
-                raise ExecutorFailedError(
-                    f"{call.name!r} was not sent: {self._closed}"
-                ) from self._closed
-            self._open[call.call_id] = gather
+        call_id = call.call_id
+        gather = self._open[call_id] = Gather(call, world_size, self.claims, self._lock)
+        # Put in first, looked at then: a failure of all calls does the opposite, so it is seen
+        # here, or it sees this call.
+        closed = self._closed
+        if closed is not None:
+            self.forget(call_id)
+            raise ExecutorFailedError(f"{call.name!r} was not sent: {closed}") from closed
         return gather
 
     def forget(self, call_id: int) -> None:
@@ -343,10 +362,11 @@ class CallTable:
         """Give one rank's answer to its call. Those to finished, unknown or other-generation calls
         are counted only.
         """
+        told = False
         with self._lock:
             gather = self._open.get(call_id)
             bit = 1 << rank if rank >= 0 else 0
-            if gather is None or not gather.silent & bit or gather.call.generation != generation:
+            if gather is None or not gather.silent & bit or gather.generation != generation:
                 self.late_replies += 1
                 return
             gather.silent ^= bit
@@ -354,12 +374,16 @@ class CallTable:
                 self.late_replies += 1
             if not gather.silent:
                 del self._open[call_id]
-        if failure is None:
+            if value is None and failure is None:
+                told = gather.counts(bit)
+        if value is not None:
             gather.take(rank, value)
-            return
-        error = gather.fail(rank, failure)
-        if self.erred is not None:
-            self.erred(rank, call_id, error)
+        elif failure is not None:
+            error = gather.fail(rank, failure)
+            if self.erred is not None:
+                self.erred(rank, call_id, error)
+        elif told and gather.awaited:
+            gather.tell()
 
     def missing(self, call_id: int) -> list[int]:
         """Return the ranks that have not acknowledged a call; none for a call that is over."""
@@ -403,6 +427,11 @@ class CallTable:
     def pending(self) -> int:
         """How many calls are not acknowledged by every rank."""
         return len(self._open)
+
+    @property
+    def calls(self) -> Mapping[int, Gather]:
+        """Those calls, by id; changes while it is looked at."""
+        return self._open
 
 
 def _ranks(bits: int) -> list[int]:

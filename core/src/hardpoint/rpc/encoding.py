@@ -22,6 +22,8 @@ class Codec(ABC):
     """Encodes what a channel carries. Stateless; any thread."""
 
     name: ClassVar[str]
+    bare: ClassVar[bool] = False
+    """Whether bytes of its own are a parcel already."""
 
     @abstractmethod
     def encode(self, value: object, where: str) -> codec.Encoded:
@@ -37,6 +39,10 @@ class Codec(ABC):
                 self.encode(part, where)
             raise EncodingError(f"the call of {call.name!r} cannot be sent: {error}") from error
 
+    def encode_plain(self, call: Call) -> bytes | None:
+        """Encode a call that needs no buffers, if this is a shorter way; None if it is not."""
+        return None
+
     @abstractmethod
     def parcel(self, data: Buffer, buffers: Sequence[memoryview]) -> codec.Parcel:
         """Return what arrived, as a parcel to be unpacked by whoever uses it."""
@@ -50,19 +56,18 @@ class PickleCodec(Codec):
     """Anything at all, for this host's own workers (``rpc.pickle = "local"``)."""
 
     name: ClassVar[str] = "pickle"
+    bare: ClassVar[bool] = True
 
     def encode(self, value: object, where: str) -> codec.Encoded:
         """Encode a value, functions included; large buffers are set aside, uncopied."""
         return codec.encode_apart(value, where)
 
-    def encode_call(self, call: Call) -> Pieces:
-        """Encode what a call carries, by a short cut for a name and plain arguments."""
+    def encode_plain(self, call: Call) -> bytes | None:
+        """Encode a name with plain arguments, which most calls are, by a short cut."""
         method = call.method
-        if type(method) is str and not call.kwargs:
-            data = codec.encode_plain_call(method, call.args)
-            if data is not None:
-                return data, ()
-        return super().encode_call(call)
+        if type(method) is not str or call.kwargs:
+            return None
+        return codec.encode_plain_call(method, call.args)
 
     def parcel(self, data: Buffer, buffers: Sequence[memoryview]) -> codec.Parcel:
         """Wrap what :meth:`encode` made."""

@@ -21,7 +21,7 @@ from hardpoint.rpc import codec
 from hardpoint.rpc.calls import PackedCall, Reply
 from hardpoint.rpc.exclusive import ExclusiveClaim
 from hardpoint.rpc.failures import RemoteFailure
-from hardpoint.rpc.lifecycle import CAPABILITIES, Lifecycle, Stage
+from hardpoint.rpc.lifecycle import CAPABILITIES, STEPS, Lifecycle, Stage
 from hardpoint.sleep import SleepState, check_tags
 from hardpoint.worker import Worker
 
@@ -66,6 +66,8 @@ class WorkerHost:
         self._busy_since: float | None = None
         self._waiting: dict[int, SchedulerOutput] = {}
         self._bound: dict[str, Callable[..., Any]] = {}
+        self._ready: dict[str, Callable[..., Any]] = {}  # those that this stage allows at any time
+        self._rank = context.rank
         claim = ExclusiveClaim(platform.name) if platform.exclusive else None
         self._claim = claim
         try:
@@ -83,15 +85,14 @@ class WorkerHost:
         """Run one call and acknowledge it, with its value if this rank was asked for one. Never
         raises. ``pack`` is :func:`hardpoint.rpc.codec.carry` where a channel's end encodes.
         """
-        rank = self.context.rank
+        rank = self._rank
         self._busy_since = time.monotonic()
         try:
             value = self._run(call)
-            if call.reply_rank is None or call.reply_rank == rank:
-                packed: codec.Parcel | None = pack(value, f"result of {call.name!r}")
-            else:
-                packed = None
-            return Reply(call_id=call.call_id, rank=rank, generation=call.generation, value=packed)
+            if value is not None:
+                asked = call.reply_rank is None or call.reply_rank == rank
+                value = pack(value, f"result of {call.name!r}") if asked else None
+            return Reply(call_id=call.call_id, rank=rank, generation=call.generation, value=value)
         except BaseException as error:  # noqa: BLE001 - every rank acknowledges every call
             return Reply(
                 call_id=call.call_id,
@@ -113,6 +114,7 @@ class WorkerHost:
         if self.lifecycle.stage is Stage.CLOSED:
             return
         self.lifecycle.stage = Stage.CLOSED
+        self._ready.clear()
         for action in (self._announce_closing, self.worker.shutdown):
             try:
                 action()
@@ -166,6 +168,8 @@ class WorkerHost:
                 f"{self.context.generation}"
             )
         method, args, kwargs = codec.unpack(call.body, "arguments", call.name)
+        if type(method) is str and (function := self._ready.get(method)) is not None:
+            return function(*args, **kwargs)
         if not isinstance(method, str):
             self.lifecycle.require_open(call.name)
             return method(self.worker, *args, **kwargs)
@@ -176,7 +180,12 @@ class WorkerHost:
         if (capability := CAPABILITIES.get(method)) is not None:
             self.platform.require(capability)
         value = function(*args, **kwargs)
+        stage = self.lifecycle.stage
         self.lifecycle.done(method)
+        if self.lifecycle.stage is not stage:
+            self._ready.clear()
+        elif capability is None and method not in STEPS.values():
+            self._ready[method] = function
         return value
 
     def _lookup(self, name: str) -> Callable[..., Any]:

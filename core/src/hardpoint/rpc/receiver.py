@@ -26,6 +26,7 @@ class Receiver:
     def __init__(self, end: DriverEnd, table: CallTable) -> None:
         self._end = end
         self._table = table
+        self._open = table.calls
         self._turn = threading.Lock()
         self._owner = 0
         self._closed = False
@@ -47,7 +48,12 @@ class Receiver:
             ended = self._poll(gather, deadline)
         finally:
             self._owner = 0
-            self._leave()
+            if self._open:
+                self._leave()
+            else:
+                self._turn.release()
+                if self._open:  # opened since, by somebody who left it to this thread
+                    self.watch()
         return ended or gather.wait(deadline)
 
     def watch(self) -> None:
@@ -100,14 +106,14 @@ class Receiver:
 
     def _leave(self) -> None:
         """Give the turn back; see that somebody looks after calls that are still open."""
-        end, table, turn = self._end, self._table, self._turn
+        end, calls, turn = self._end, self._open, self._turn
         while True:
-            awaited = bool(table.pending) and not self._closed
+            awaited = bool(calls) and not self._closed
             if awaited:
                 self._ask_thread()
                 end.arm(THREAD)
             turn.release()
-            if not table.pending or self._closed:
+            if not calls or self._closed:
                 return
             if awaited:
                 if end.ready():  # it came before the flag, and its sender woke nobody

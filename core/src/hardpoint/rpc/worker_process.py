@@ -213,7 +213,7 @@ def _serve(
             fault("shutdown.worker", rank)
         elif control.cancelled():
             continue
-        elif not begin(call.call_id):
+        elif call.queued and not begin(call.call_id):
             end.reply(Reply(call_id=call.call_id, rank=rank, generation=call.generation))
             continue
         reply = host.handle(call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 from hardpoint.errors import CallTimeoutError, EncodingError
 from hardpoint.rpc.calls import Call
@@ -15,7 +16,7 @@ from hardpoint.rpc.channel import (
     DriverEnd,
     WorkerHandle,
 )
-from hardpoint.rpc.encoding import Codec
+from hardpoint.rpc.encoding import Buffer, Codec
 from hardpoint.rpc.failures import RemoteFailure
 from hardpoint.rpc.shared_memory.bell import Event, make_event
 from hardpoint.rpc.shared_memory.ends import (
@@ -27,7 +28,15 @@ from hardpoint.rpc.shared_memory.ends import (
     reply_layout,
 )
 from hardpoint.rpc.shared_memory.images import Part
-from hardpoint.rpc.shared_memory.layout import CALL, CLOSED, DRIVER_SLEEPS, NOTHING, VALUE
+from hardpoint.rpc.shared_memory.layout import (
+    CALL,
+    CLOSED,
+    DRIVER_SLEEPS,
+    HEAD,
+    NOTHING,
+    QUEUED,
+    VALUE,
+)
 from hardpoint.rpc.shared_memory.memory import Fence, Memory
 from hardpoint.rpc.shared_memory.ring_reader import RingReader
 from hardpoint.rpc.shared_memory.ring_writer import RingWriter
@@ -52,7 +61,7 @@ class SharedDriverEnd(DriverEnd):
         self._names = Names()
         self._lock = threading.Lock()
         self._closed = False
-        self._armed = 0
+        self._armed = 0  # who sleeps, and how often somebody did
         try:
             self._open(world_size)
         except BaseException:
@@ -70,7 +79,7 @@ class SharedDriverEnd(DriverEnd):
         self._fence = Fence()
         replies = reply_layout(self._data)
         self._readers = [
-            RingReader(self._memory(replies.size), replies, 0, self._workers[rank])
+            RingReader(self._memory(replies.size), replies, 0, self._workers[rank], name=rank)
             for rank in range(world_size)
         ]
 
@@ -83,8 +92,12 @@ class SharedDriverEnd(DriverEnd):
 
     def send(self, call: Call) -> None:
         """Write the call once, for all workers."""
-        data, buffers = self._codec.encode_call(call)
+        data: Buffer | None = self._codec.encode_plain(call)
+        buffers: Sequence[memoryview] = ()
+        if data is None:
+            data, buffers = self._codec.encode_call(call)
         name = self._names.encode(call.name)
+        kind = QUEUED if call.queued else CALL
         rank = -1 if call.reply_rank is None else call.reply_rank
         deadline, lock = call.deadline, self._lock
         if not (lock.acquire() if deadline is None else lock.acquire(timeout=_left(deadline))):
@@ -93,7 +106,7 @@ class SharedDriverEnd(DriverEnd):
             if self._closed:
                 raise ChannelClosedError(f"{call.name!r} was not sent: the channel is closed")
             self._writer.put(
-                CALL, call.call_id, call.generation, rank, name, data, buffers, deadline
+                kind, call.call_id, call.generation, rank, name, data, buffers, deadline
             )
         finally:
             lock.release()  # a full fence, too: what follows reads after the call is visible
@@ -105,14 +118,21 @@ class SharedDriverEnd(DriverEnd):
 
     def collect(self, deliver: Deliver) -> None:
         """Deliver what is in the reply rings; a ring's owner speaks for itself alone."""
-        parcel = self._codec.parcel
-        for rank, reader in enumerate(self._readers):
-            while (message := reader.take()) is not None:
+        for reader in self._readers:
+            if reader.words[HEAD] != reader.tail:
+                self._drain(reader, deliver)
+
+    def _drain(self, reader: RingReader, deliver: Deliver) -> None:
+        rank = reader.name
+        while reader.words[HEAD] != reader.tail:
+            message = reader.take()
+            if message is not None:
                 kind, call_id, generation, _, _, data, buffers = message
                 if kind == NOTHING:
                     deliver(call_id, rank, generation, None, None)
                 elif kind == VALUE:
-                    deliver(call_id, rank, generation, parcel(data, buffers), None)
+                    value = self._codec.parcel(data, buffers)
+                    deliver(call_id, rank, generation, value, None)
                 else:
                     deliver(call_id, rank, generation, None, _failure(self._codec, data))
 

@@ -30,7 +30,7 @@ class Names:
 
     def __init__(self) -> None:
         self._encoded: dict[str, bytes] = {}
-        self._decoded: dict[bytes, str] = {}
+        self.decoded: dict[bytes, str] = {}
 
     def encode(self, name: str) -> bytes:
         """Return the bytes for a name."""
@@ -44,9 +44,9 @@ class Names:
 
     def decode(self, encoded: bytes) -> str:
         """Return the name in these bytes."""
-        name = self._decoded.get(encoded)
+        name = self.decoded.get(encoded)
         if name is None:
             name = encoded.decode("utf-8", "replace")
-            if len(self._decoded) < _MOST_NAMES:
-                self._decoded[encoded] = name
+            if len(self.decoded) < _MOST_NAMES:
+                self.decoded[encoded] = name
         return name

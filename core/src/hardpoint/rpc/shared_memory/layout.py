@@ -32,8 +32,8 @@ with the first one, and a piece of the image.
 LONGEST_NAME = 512
 ALIGN = 64
 INLINE, SLABBED, FRAGMENT, PAD = 1, 2, 3, 4
-CONTINUED, CALL, NOTHING, VALUE, FAILURE = 0, 1, 2, 3, 4
-"""Kinds of frames; CONTINUED is a further fragment."""
+CONTINUED, CALL, NOTHING, VALUE, FAILURE, QUEUED = 0, 1, 2, 3, 4, 5
+"""Kinds of frames; CONTINUED is a further fragment, QUEUED a call that may be taken back."""
 
 
 @frozen(kw_only=True)

@@ -32,30 +32,35 @@ Message = tuple[int, int, int, int, bytes, Part, Sequence[memoryview]]
 class RingReader:
     """Reads, as reader number ``reader``, what the writer wrote.
 
+    There is something to take while ``words[HEAD]`` is not ``tail``. ``name`` is the owner's.
+
     A frame that cannot be true raises ChannelClosedError: the memory is not to be trusted then.
     """
 
-    def __init__(self, memory: Memory, layout: RingLayout, reader: int, room: Event) -> None:
+    def __init__(
+        self, memory: Memory, layout: RingLayout, reader: int, room: Event, *, name: int = 0
+    ) -> None:
+        self.name = name
         self._layout = layout
         self._room = room
         self._map = memory.map
         self._memory = memory
-        self._words = memory.words
+        self.words = memory.words
         self._unpack = FRAME.unpack_from
         self._ring_at = layout.ring_at
         self._mask = layout.capacity - 1
         self._tail_word = layout.tail(reader)
-        self._tail = self._words[self._tail_word]
+        self.tail = self.words[self._tail_word]
         self._windows = Windows(memory, layout, reader, self._tell_room)
         self._assembly: _Assembly | None = None
 
     def ready(self) -> bool:
         """Whether a frame is here."""
-        return self._words[HEAD] != self._tail
+        return self.words[HEAD] != self.tail
 
     def take(self) -> Message | None:
         """Return the next message, or None if none is complete; never waits."""
-        words, tail = self._words, self._tail
+        words, tail = self.words, self.tail
         while (available := words[HEAD] - tail) > 0:
             at = self._ring_at + (tail & self._mask)
             length, storage, kind, more, call_id, generation, rank = self._unpack(self._map, at)
@@ -75,7 +80,7 @@ class RingReader:
             elif storage != PAD:
                 head = (kind, call_id, generation, rank)
                 message = self._take_large(at, end, storage, head, more >> 3)
-            self._tail = words[self._tail_word] = tail = tail + length
+            self.tail = words[self._tail_word] = tail = tail + length
             if words[WRITER_WAITS]:
                 self._tell_room()
             if message is not None:
@@ -121,7 +126,7 @@ class RingReader:
         return assembly
 
     def _tell_room(self) -> None:
-        self._words[WRITER_WAITS] = 0
+        self.words[WRITER_WAITS] = 0
         self._room.wake()
 
 

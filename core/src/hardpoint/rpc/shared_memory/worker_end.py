@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 
 from hardpoint.errors import EncodingError, UnsupportedError
@@ -17,7 +18,9 @@ from hardpoint.rpc.shared_memory.layout import (
     CLOSED,
     DRIVER_SLEEPS,
     FAILURE,
+    HEAD,
     NOTHING,
+    QUEUED,
     VALUE,
 )
 from hardpoint.rpc.shared_memory.memory import Fence, Memory
@@ -49,6 +52,10 @@ class SharedWorkerEnd(WorkerEnd):
         self._sleeps = calls.sleeps(rank)
         self._calls = RingReader(self._memories[0], calls, rank, room)
         self._names = Names()
+        self._known = self._names.decoded
+        self._bare = codec.bare
+        fence = threading.Lock()
+        self._pass, self._go_on = fence.acquire, fence.release
         self._replies = RingWriter(
             self._memories[1], replies, self._own, self._spin_s, self._wake_driver, self._words
         )
@@ -57,29 +64,31 @@ class SharedWorkerEnd(WorkerEnd):
         """Return the next call: at once, after yielding the processor, or after a sleep."""
         if self._closed:
             raise ChannelClosedError("this end of the channel was closed")
-        ring = self._calls
-        message = ring.take()
+        message = self._calls.take()
         if message is None:
-            message = self._spin(ring)
+            message = self._spin(self._calls)
             if message is None:
-                message = self._sleep(ring, timeout)
+                message = self._sleep(self._calls, timeout)
                 if message is None:
                     return None
-        _, call_id, generation, rank, name, data, buffers = message
+        kind, call_id, generation, rank, name, data, buffers = message
+        bare = self._bare and type(data) is bytes and not buffers
         return PackedCall(
             call_id=call_id,
             generation=generation,
-            name=self._names.decode(name),
-            body=self._codec.parcel(data, buffers),
+            name=self._known.get(name) or self._names.decode(name),
+            body=self._codec.parcel(data, buffers) if not bare else data,  # type: ignore[arg-type]
             reply_rank=None if rank < 0 else rank,
+            queued=kind == QUEUED,
         )
 
     def _spin(self, ring: RingReader) -> Message | None:
         now = time.monotonic()
         end = now + self._spin_s
+        words = ring.words
         while now < end:
             os.sched_yield()
-            if ring.ready() and (message := ring.take()) is not None:
+            if words[HEAD] != ring.tail and (message := ring.take()) is not None:
                 return message
             now = time.monotonic()
         return None
@@ -103,11 +112,18 @@ class SharedWorkerEnd(WorkerEnd):
         """Write the acknowledgement, with its value or failure."""
         if self._closed:
             raise ChannelClosedError("this end of the channel was closed")
+        if reply.value is None and reply.failure is None:
+            self._replies.put(NOTHING, reply.call_id, reply.generation, self._rank)
+        else:
+            self._answer(reply)
+        self._wake_driver()
+
+    def _answer(self, reply: Reply) -> None:
         ids = (reply.call_id, reply.generation, self._rank)
-        failure, parcel = reply.failure, reply.value
+        failure = reply.failure
         if failure is None:
             try:
-                encoded = self._encoded(parcel)
+                encoded = self._encoded(reply.value)
             except EncodingError as error:
                 failure = RemoteFailure.of(error)
             else:
@@ -118,7 +134,6 @@ class SharedWorkerEnd(WorkerEnd):
         if failure is not None:
             encoded = self._codec.encode(failure, "the call's failure")
             self._replies.put(FAILURE, *ids, b"", encoded.data, encoded.buffers)
-        self._wake_driver()
 
     def _encoded(self, parcel: Parcel | None) -> Encoded | None:
         """Return what is sent for a value; None for None."""
@@ -143,7 +158,9 @@ class SharedWorkerEnd(WorkerEnd):
             event.close()
 
     def _wake_driver(self) -> None:
-        self._fence()
+        # The lock is a full fence (see Fence), spelt out: the flag is read after the reply is out.
+        self._pass()
+        self._go_on()
         armed = self._words[DRIVER_SLEEPS]
         who = armed & 3
         if who and armed != self._rung:
