@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import jax
 import pytest
 from hardpoint.capabilities import Capability, Support
 from hardpoint.config.schema import Config, ParallelConfig, SchedulerConfig
@@ -193,6 +194,7 @@ def test_it_is_never_chosen_unasked_and_without_a_chip_not_by_name(tmp_path):
 
 
 def test_more_devices_than_there_are_is_an_error_with_a_way_out():
+    assert len(jax.devices("cpu")) == 3  # so JAX runs, and takes no more
     with pytest.raises(RemoteError, match="XLA_FLAGS=--xla_force_host_platform_device_count=4"):
         LLM(
             load_format="dummy", platform="tpu", executor="uni", tensor_parallel_size=4,
