@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from hardpoint.config.problems import config_error
@@ -17,9 +18,9 @@ from hardpoint.rpc.faults import DUPLICATE, LOSE, fault
 from hardpoint.rpc.supervision import Supervisor
 
 from hardpoint_multiproc.group import WorkerGroup
-from hardpoint_multiproc.launching import check_devices, launch_all, variables_of
+from hardpoint_multiproc.launching import check_devices, plan_workers, variables_of
 from hardpoint_multiproc.nursery_process import NurseryProcess, interpreter
-from hardpoint_multiproc.resources import Resources
+from hardpoint_multiproc.resources import Resources, uninterrupted
 from hardpoint_multiproc.settings import MultiprocSettings
 from hardpoint_multiproc.start_choice import NURSERY, PLAIN, Way, choose
 
@@ -61,21 +62,18 @@ class MultiprocExecutor(Executor):
         variables = variables_of(self)
         way = self._way(settings, variables)
         codec = encoding.codec_of(self.config)
+        start = Call(
+            call_id=self.calls.next_id(), generation=self.generation, method="start the worker"
+        )
+        plans = plan_workers(self, variables, codec, start.call_id, settings)
         resources = Resources(self.calls, self.generation, self._nursery(way))
         self._resources = resources
         self._finalizer = weakref.finalize(self, Resources.release, resources)
         kind = "shared_memory" if settings.channel == "auto" else settings.channel
-        resources.open(kind, self.world_size, self.config.rpc.spin_us, codec)
+        uninterrupted(partial(resources.make, kind, self.config.rpc.spin_us, codec, plans))
         self.receiver, self.calls.claims = resources.receiver, resources.claims
-        start = Call(
-            call_id=self.calls.next_id(), generation=self.generation, method="start the worker"
-        )
         gather = self.calls.open(start, self.world_size)
-        output, launches = resources.nursery.output, resources.launches
-        launch_all(
-            self, launches, variables, resources.end, resources.claims, codec, start.call_id,
-            output, settings,
-        )  # fmt: skip
+        output = resources.nursery.output
         resources.group = group = WorkerGroup(
             resources.nursery,
             self._supervisor(settings),
@@ -84,7 +82,7 @@ class MultiprocExecutor(Executor):
             may_change=settings.start == "auto",
         )
         self.calls.erred = group.erred
-        group.start(launches, self._way_of(way, settings, resources.nursery))
+        group.start(resources.launches, self._way_of(way, settings, resources.nursery))
         try:
             self._await(gather, None)
         except HardpointError as error:

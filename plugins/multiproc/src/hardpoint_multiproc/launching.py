@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 from hardpoint.config.problems import config_error, with_origin
 from hardpoint.records import Problem
 from hardpoint.rpc.channel import DriverEnd
@@ -58,29 +58,34 @@ def check_devices(executor: Executor) -> None:
         raise config_error([with_origin(problem, executor.config.origins)])
 
 
-def launch_all(
+@frozen(kw_only=True)
+class WorkerPlan:
+    """What one worker will be told: ``spec`` as JSON for its process to become one, ``boot`` as the
+    codec encoded it for the worker to be built.
+    """
+
+    rank: int
+    title: str
+    spec: dict[str, Any]
+    boot: bytes
+
+
+def plan_workers(
     executor: Executor,
-    launches: list[Launch],
     variables: Sequence[Mapping[str, str]],
-    end: DriverEnd,
-    claims: CallerClaims,
     codec: Codec,
     start_call: int,
-    output: Output,
     settings: MultiprocSettings,
-) -> None:
-    """Make everything that the workers are given; each thing is in ``launches`` as soon as it is
-    made.
-    """
+) -> list[WorkerPlan]:
+    """Decide what each worker is told; opens nothing."""
     world_size = executor.world_size
     cores = _cores(executor, settings)
+    plans = []
     for rank in range(world_size):
-        launch = Launch(rank=rank, title=title_of(executor.config, rank, world_size))
-        launches.append(launch)
-        handle = end.worker_handle(rank)
+        title = title_of(executor.config, rank, world_size)
         spec = {
             "rank": rank,
-            "title": launch.title,
+            "title": title,
             "env": {**os.environ, **variables[rank]},
             "path": list(sys.path),
             "cwd": str(Path.cwd()),
@@ -88,21 +93,39 @@ def launch_all(
             "cores": cores[rank],
             "heartbeat": executor.config.rpc.heartbeat,
             "codec": codec.name,
-            "channel": dict(handle.data),
             "rendezvous": world_size > 1,
         }
         boot = codec.encode(_boot(executor, rank, start_call), "the worker's boot record")
+        plans.append(WorkerPlan(rank=rank, title=title, spec=spec, boot=bytes(boot.data)))
+    return plans
+
+
+def make_launches(
+    plans: Sequence[WorkerPlan],
+    launches: list[Launch],
+    end: DriverEnd,
+    claims: CallerClaims,
+    output: Output,
+) -> None:
+    """Make everything that the workers are given; each thing is in ``launches`` as soon as it is
+    made.
+    """
+    for plan in plans:
+        launch = Launch(rank=plan.rank, title=plan.title)
+        launches.append(launch)
+        handle = end.worker_handle(plan.rank)
+        spec = json.dumps({**plan.spec, "channel": dict(handle.data)})
         give = launch.given.append
-        give(descriptors.memory(f"spec-{rank}", json.dumps(spec).encode()))
-        give(output.add(rank, launch.title))
+        give(descriptors.memory("spec", spec.encode()))
+        give(output.add(plan.rank, plan.title))
         give(_lane(launch))
-        give(descriptors.memory(f"boot-{rank}", bytes(boot.data)))
-        launch.stacks = descriptors.memory(f"stacks-{rank}")
+        give(descriptors.memory("boot", plan.boot))
+        launch.stacks = descriptors.memory("stacks")
         give(os.dup(launch.stacks))
         give(os.dup(claims.fd))
-        if world_size > 1:
+        if plan.spec["rendezvous"]:
             first = launches[0].given
-            give(os.dup(first[RENDEZVOUS]) if rank else descriptors.memory("rendezvous"))
+            give(os.dup(first[RENDEZVOUS]) if plan.rank else descriptors.memory("rendezvous"))
         for fd in handle.fds:
             give(os.dup(fd))
 

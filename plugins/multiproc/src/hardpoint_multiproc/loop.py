@@ -28,22 +28,23 @@ class Loop:
         self._poll = select.poll()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._queue: deque[Callable[[], None]] = deque()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = -1
         self._lock = threading.Lock()
         self._ended = False
         self.tick: Callable[[float], float] | None = None
-        self._poll.register(self._bell, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._bell, select.POLLIN)
         self._thread.start()
 
     def call(self, function: Callable[[], None]) -> None:
         """Have ``function`` run on the thread soon; any thread. Nothing once it has ended."""
         self._queue.append(function)
         with self._lock:
-            if not self._ended:
+            if self._bell >= 0:
                 os.eventfd_write(self._bell, 1)
 
     def watch(self, fd: int, handler: Callable[[], None]) -> None:
@@ -71,9 +72,10 @@ class Loop:
     def _finish(self) -> None:
         self._handlers.clear()
         with self._lock:
-            if not self._ended:
-                self._ended = True
-                os.close(self._bell)
+            self._ended = True
+            bell, self._bell = self._bell, -1
+        if bell >= 0:
+            os.close(bell)
 
     def _run(self) -> None:
         self._guard(self._first)

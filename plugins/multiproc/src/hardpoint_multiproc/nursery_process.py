@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from hardpoint.errors import ExecutorFailedError
@@ -69,6 +70,8 @@ class NurseryProcess:
     def __init__(self, preload: Sequence[str] | None) -> None:
         self._state = state = _State(None if preload is None else tuple(preload))
         self._finalizer = weakref.finalize(self, _State.close, state, KILL_SECONDS)
+        # Only now is anything started: an interrupt from here on has it closed.
+        state.loop.start()
         self.output = state.output
         self.loop = state.loop
         self.ready = state.ready
@@ -111,9 +114,8 @@ class _State:
         self._ended = False
         self._heard: Callable[[dict[str, Any], list[int]], None] | None = None
         self._died: Callable[[int | None], None] | None = None
-        self._lane, self._far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lane: socket.socket | None = None
         self.loop = Loop("hardpoint-mp", self._spawn)
-        self.loop.start()
 
     def listen(
         self, heard: Callable[[dict[str, Any], list[int]], None], died: Callable[[int | None], None]
@@ -121,9 +123,12 @@ class _State:
         self._heard, self._died = heard, died
 
     def tell(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
+        lane = self._lane
+        if lane is None:
+            raise ExecutorFailedError("the nursery, which starts and ends workers, never started")
         try:
             with self._lock:
-                descriptors.send(self._lane, message, fds)
+                descriptors.send(lane, message, fds)
         except OSError as error:
             raise ExecutorFailedError(
                 f"the nursery, which starts and ends workers, is gone ({error})"
@@ -133,8 +138,9 @@ class _State:
         """Start the process. On the loop's thread: the process ends with the thread."""
         if self._closed:
             return
+        self.output.start()
         out = self.output.add(KEY, "nursery")
-        far = self._far
+        self._lane, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [
             *interpreter(), "-c", _ENTRY, str(far.fileno()), str(self.pid), json.dumps(sys.path),
         ]  # fmt: skip
@@ -149,17 +155,17 @@ class _State:
                 start_new_session=True,
             )
             self.tell({"op": "preload", "modules": self.preload}, ())
-            self.loop.watch(self._lane.fileno(), self._hear)
+            self.loop.watch(self._lane.fileno(), partial(self._hear, self._lane))
         except BaseException as error:  # noqa: BLE001 - raised where `ready` is asked for
             self.ready.set_exception(error)
         finally:
             far.close()
             os.close(out)
 
-    def _hear(self) -> None:
-        got = descriptors.receive(self._lane)
+    def _hear(self, lane: socket.socket) -> None:
+        got = descriptors.receive(lane)
         if got is None:
-            self._gone()
+            self._gone(lane)
             return
         message, fds = got
         if message["op"] == "ready":
@@ -169,8 +175,8 @@ class _State:
         else:
             descriptors.close(fds)
 
-    def _gone(self) -> None:
-        self.loop.forget(self._lane.fileno())
+    def _gone(self, lane: socket.socket) -> None:
+        self.loop.forget(lane.fileno())
         code = _exit_of(self.process, KILL_SECONDS)
         self._ended = True
         if not self.ready.done():
@@ -196,14 +202,15 @@ class _State:
         if self.process is not None:  # it was just being started, or took too long
             self._end(self.process, 0.0)
         self.output.close(KILL_SECONDS)
-        self._lane.close()
-        self._far.close()
+        if self._lane is not None:
+            self._lane.close()
 
     def _end(self, process: subprocess.Popen[bytes], end: float) -> None:
         """Have it end by ``end`` (monotonic s): by the end of its lane, else by SIGKILL."""
         if not self.ready.done():
             process.kill()  # it has no children yet, and would notice no request while it loads
-        self._lane.shutdown(socket.SHUT_WR)
+        if self._lane is not None:
+            self._lane.shutdown(socket.SHUT_WR)
         if _exit_of(process, max(0.05, end - time.monotonic())) is None:
             process.kill()
             _exit_of(process, KILL_SECONDS)

@@ -37,10 +37,15 @@ class Output:
         self._lock = threading.Lock()
         self._streams: dict[int, _Stream] = {}
         self._poll = select.poll()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll.register(self._bell, select.POLLIN)
+        self._bell = -1
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="hardpoint-mp-output", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        with self._lock:
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self._poll.register(self._bell, select.POLLIN)
         self._thread.start()
 
     def add(self, key: int, label: str) -> int:
@@ -55,7 +60,7 @@ class Output:
                 self._give_back(old)
             self._streams[key] = _Stream(read, label)
             self._poll.register(read, select.POLLIN)
-        os.eventfd_write(self._bell, 1)
+            self._ring()
         return write
 
     def rename(self, key: int, label: str) -> None:
@@ -82,8 +87,16 @@ class Output:
             if self._closed:
                 return
             self._closed = True
-        os.eventfd_write(self._bell, 1)
-        self._thread.join(within)
+            self._ring()
+            if self._bell < 0:  # nobody reads
+                self._end()
+        if self._thread.ident is not None:
+            self._thread.join(within)
+
+    def _ring(self) -> None:
+        """Have the thread look; it polls what there was when it began to."""
+        if self._bell >= 0:
+            os.eventfd_write(self._bell, 1)
 
     def _run(self) -> None:
         while True:
@@ -130,7 +143,9 @@ class Output:
         ]
         for stream in self._streams.values():
             self._give_back(stream)
-        os.close(self._bell)
+        bell, self._bell = self._bell, -1
+        if bell >= 0:
+            os.close(bell)
         return lines
 
     def _give_back(self, stream: _Stream) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TypeVar
 
 from hardpoint.errors import ExecutorFailedError, HardpointError
@@ -16,6 +19,7 @@ from hardpoint.rpc.faults import fault
 from hardpoint.rpc.receiver import Receiver
 
 from hardpoint_multiproc.group import Launch, WorkerGroup
+from hardpoint_multiproc.launching import WorkerPlan, make_launches
 from hardpoint_multiproc.nursery_process import NurseryProcess
 
 _T = TypeVar("_T")
@@ -41,11 +45,12 @@ class Resources:
         self._claims: CallerClaims | None = None
         self._receiver: Receiver | None = None
 
-    def open(self, kind: str, world_size: int, spin_us: float, codec: Codec) -> None:
-        """Make the channel, and what calls are taken back by."""
-        self._end = channel.create(kind, world_size, spin_us=spin_us, codec=codec)
-        self._receiver = Receiver(self._end, self.calls)
-        self._claims = CallerClaims(world_size)
+    def make(self, kind: str, spin_us: float, codec: Codec, plans: Sequence[WorkerPlan]) -> None:
+        """Make the channel, what calls are taken back by, and what each worker is given."""
+        self._end = end = channel.create(kind, len(plans), spin_us=spin_us, codec=codec)
+        self._receiver = Receiver(end, self.calls)
+        self._claims = claims = CallerClaims(len(plans))
+        make_launches(plans, self.launches, end, claims, self.nursery.output)
 
     @property
     def end(self) -> DriverEnd:
@@ -112,3 +117,29 @@ def _there(part: _T | None) -> _T:
     if part is None:
         raise ExecutorFailedError("the workers were not started")
     return part
+
+
+def uninterrupted(function: Callable[[], None]) -> None:
+    """Run ``function`` to its end on a thread of its own, as signal handlers run on the main thread
+    alone: an interrupt between making a thing and keeping it would lose the thing. Raises what it
+    raised, or the interrupt that came meanwhile.
+    """
+    outcome: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    thread = threading.Thread(target=run, name="hardpoint-mp-making")
+    try:
+        thread.start()
+        thread.join()
+    except BaseException:
+        if thread.ident is not None:
+            thread.join()
+        raise
+    outcome.result()
