@@ -221,6 +221,15 @@ def test_nothing_is_planned_that_no_batch_takes():
     assert keys[PIECEWISE] == {(2, None), (4, None)}  # one token is always a decode
 
 
+@pytest.mark.parametrize("mode", [PIECEWISE, FULL])
+def test_one_graph_of_a_size_serves_all_batches_unless_decode_has_its_own(mode):
+    plan = make_plan(mode, 1, 3, 0, "default")
+    assert plan.graphs
+    assert not any(graph.key.uniform for graph in plan.graphs)
+    sizes = [graph.key.num_tokens for graph in plan.graphs]
+    assert len(sizes) == len(set(sizes))
+
+
 def test_a_policy_of_threes_has_multiples_of_three_only():
     plan = make_plan(GraphMode.FULL_AND_PIECEWISE, 1, 5, 0, "default", MultiplesOfThree())
     sizes = {graph.key.num_tokens for graph in plan.graphs}
