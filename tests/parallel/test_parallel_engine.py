@@ -1,0 +1,256 @@
+"""Models over several workers of the executor mp: the tokens of one worker, and clean ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hardpoint.errors import ConfigError, ExecutorFailedError, RemoteError
+
+
+def _small_engine():
+    spec = importlib.util.spec_from_file_location(
+        "small_engine", Path(__file__).with_name("small_engine.py")
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+small_engine = _small_engine()
+PATIENCE = 60.0
+SOON = 6.0
+"""Bound of what takes a second, on a machine that is busy with other things."""
+
+
+def start(tensor=1, pipeline=1, **keys):
+    return small_engine.start(
+        executor="mp", tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, **keys
+    )
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (3, 1), (1, 2), (1, 3), (2, 2)], ids=str)
+def test_the_tokens_are_those_of_one_worker(expected, tensor, pipeline):
+    with start(tensor, pipeline) as llm:
+        assert llm.executor.world_size == tensor * pipeline
+        assert llm.executor.output_rank == (pipeline - 1) * tensor
+        found = small_engine.answers(llm)
+        held = llm.collective_rpc(bytes_of_weights)
+    assert found["tokens"] == expected["tokens"]
+    for row, wanted in zip(found["logprobs"], expected["logprobs"], strict=True):
+        assert row == pytest.approx(wanted, abs=1e-4)
+    assert found["preemptions"] > 0
+    assert max(held) < sum(held) / tensor / pipeline * 2
+
+
+def test_with_gloo_too(expected):
+    with start(2, 2, **{"plugins.cpu.collectives": "gloo"}) as llm:
+        kinds = llm.collective_rpc(kind_of_groups)
+        assert kinds == ["ProcessGroupCommunicator"] * 4
+        assert small_engine.answers(llm)["tokens"] == expected["tokens"]
+
+
+def test_a_step_is_one_exchange_with_each_neighbour_and_an_empty_one_is_none():
+    """Counted on the line between two stages, over a whole generation."""
+    with start(1, 2) as llm:
+        llm.collective_rpc(count_messages)
+        llm.generate([[1, 2, 3]], small_engine.sampling()[0])
+        llm.generate([[1, 2, 3]], small_engine.sampling()[0])  # its plans bring the finished ids
+        sent = llm.collective_rpc(messages)
+        steps = llm.metrics.steps
+    assert sent[0]["receive"] == sent[1]["send"] == 0
+    assert sent[0]["send"] == sent[1]["receive"]
+    assert 0 < sent[0]["send"] <= 2 * steps  # a header, and what is handed on
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({"tensor_parallel_size": 4}, "tensor_parallel_size"),
+        ({"tensor_parallel_size": 12}, "tensor_parallel_size"),
+        ({"pipeline_parallel_size": 6}, "pipeline_parallel_size"),
+    ],
+)
+def test_sizes_by_which_the_model_cannot_be_split_are_refused_before_anything_starts(keys, key):
+    with pytest.raises(ConfigError) as caught:
+        small_engine.start(executor="mp", **keys)
+    assert [problem.key for problem in caught.value.problems] == [key]
+
+
+# Ends.
+
+
+@pytest.fixture
+def two_shards():
+    llm = start(2)
+    yield llm
+    llm.shutdown()
+
+
+def test_an_exception_on_one_rank_releases_the_peer_that_waits_for_it(two_shards, tmp_path):
+    """Rank 0 waits in a collective that rank 1 never reaches."""
+    executor = two_shards.executor
+    started = time.monotonic()
+    with pytest.raises((RemoteError, ExecutorFailedError)) as caught:
+        executor.collective_rpc(reduce_but_fail_on, args=(1, str(tmp_path / "how")))
+    first = caught.value if isinstance(caught.value, RemoteError) else caught.value.__cause__
+    assert isinstance(first, RemoteError)
+    assert first.rank == 1
+    assert "rank 1 does not feel like it" in str(first)
+    assert time.monotonic() - started < SOON
+
+    wait_for((tmp_path / "how").exists)
+    assert (tmp_path / "how").read_text() == "CollectiveEndedError"
+    wait_for(lambda: executor.failure is not None)
+    assert "rank 1 does not feel like it" in str(executor.failure)
+    with pytest.raises(ExecutorFailedError, match="rank 1 does not feel like it"):
+        executor.check_health()
+    started = time.monotonic()
+    two_shards.shutdown()
+    assert time.monotonic() - started < SOON
+
+
+def test_shutdown_ends_a_rank_that_waits_for_another(two_shards, tmp_path):
+    waiting = two_shards.executor.collective_rpc(
+        reduce_late_on, args=(1, str(tmp_path)), non_block=True
+    )
+    wait_for((tmp_path / "entered").exists)
+    started = time.monotonic()
+    two_shards.shutdown()
+    assert time.monotonic() - started < SOON
+    assert waiting.done()
+
+
+def test_a_call_that_fails_on_every_rank_alike_ends_nothing(two_shards):
+    with pytest.raises(RemoteError, match="all of us"):
+        two_shards.executor.collective_rpc(reduce_then_fail)
+    results = two_shards.generate([[1, 2, 3]], small_engine.sampling()[0])
+    assert len(results[0].outputs[0].token_ids) == 16
+
+
+def test_no_worker_listens_on_a_network(two_shards):
+    two_shards.generate([[1, 2, 3]], small_engine.sampling()[0])
+    assert two_shards.collective_rpc(listening_sockets) == [0, 0]
+
+
+def test_two_engines_side_by_side(two_shards):
+    params = small_engine.sampling()[0]
+    with start(1, 2) as other:
+        results = {}
+
+        def run(name, llm):
+            results[name] = llm.generate([[5, 6, 7]], params)[0].outputs[0].token_ids
+
+        threads = [
+            threading.Thread(target=run, args=pair)
+            for pair in (("shards", two_shards), ("stages", other))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert results["shards"] == results["stages"]
+
+
+def wait_for(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError("it never came true")
+        time.sleep(0.005)
+
+
+# Called in the workers, where this module is not.
+
+
+def bytes_of_weights(worker):
+    return sum(p.numel() * p.element_size() for p in worker.get_model().parameters())
+
+
+def kind_of_groups(worker):
+    kinds = {type(group).__name__ for group in (worker.seat.tensor, worker.seat.pipeline)}
+    return ", ".join(sorted(kinds))
+
+
+def count_messages(worker):
+    line, counts = worker.seat.pipeline, {"send": 0, "receive": 0}
+
+    def counting(name, original):
+        def counted(*args):
+            counts[name] += 1
+            return original(*args)
+
+        return counted
+
+    for name in counts:
+        setattr(line, name, counting(name, getattr(line, name)))
+    line.counts = counts
+
+
+def messages(worker):
+    return worker.seat.pipeline.counts
+
+
+def reduce_but_fail_on(worker, rank, path):
+    from pathlib import Path
+
+    import torch
+
+    if worker.rank == rank:
+        raise RuntimeError(f"rank {rank} does not feel like it")
+    try:
+        worker.seat.tensor.all_reduce(torch.ones(3))
+    except Exception as error:
+        Path(path + ".new").write_text(type(error).__name__)
+        Path(path + ".new").rename(path)
+        raise
+
+
+def reduce_late_on(worker, rank, folder):
+    import time
+    from pathlib import Path
+
+    import torch
+
+    if worker.rank == rank:
+        while not worker.context.cancelled():
+            time.sleep(0.01)
+        return
+    Path(folder, "entered").touch()
+    worker.seat.tensor.all_reduce(torch.ones(3))
+
+
+def reduce_then_fail(worker):
+    import torch
+
+    worker.seat.tensor.all_reduce(torch.ones(3))
+    raise RuntimeError("all of us")
+
+
+def listening_sockets(worker):
+    from pathlib import Path
+
+    mine = set()
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            mine.add(str(link.readlink()))
+        except OSError:
+            continue
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return sum(fields[3] == "0A" and f"socket:[{fields[9]}]" in mine for fields in lines)
+
+
+for _function in (
+    bytes_of_weights, kind_of_groups, count_messages, messages, reduce_but_fail_on,
+    reduce_late_on, reduce_then_fail, listening_sockets,
+):  # fmt: skip
+    _function.__module__ = "__main__"  # so that they travel by value
+assert "small_engine" not in sys.modules
