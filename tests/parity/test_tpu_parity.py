@@ -7,11 +7,12 @@ sequences may have one. This shows XLA's software stack, not a TPU: the plugin w
 
 from __future__ import annotations
 
+import jax
 import pytest
-
-pytest.importorskip("jax")
-
 from hardpoint_engine import LLM, SamplingParams
+
+if jax.config.jax_num_cpu_devices < 3:
+    jax.config.update("jax_num_cpu_devices", 3)
 
 NEAR = 1e-3
 SEEDED = 4
@@ -52,11 +53,13 @@ def compare(ours, expected) -> None:
     assert stops <= -(-len(ours) // 512)
 
 
+def settings(folder, **more) -> dict[str, object]:
+    return {"tpu": {"backend": "cpu", "compilation_cache": str(folder), **(BUCKETS | more)}}
+
+
 @pytest.fixture(scope="module")
 def tpu(tmp_path_factory):
-    cache = str(tmp_path_factory.mktemp("xla"))
-    settings = {"backend": "cpu", "compilation_cache": cache, **BUCKETS}
-    with start("tpu", plugins={"tpu": settings}) as llm:
+    with start("tpu", plugins=settings(tmp_path_factory.mktemp("xla"))) as llm:
         yield llm
 
 
@@ -78,3 +81,12 @@ def test_nothing_was_traced_but_the_planned_shapes(tpu):
     (report,) = tpu.collective_rpc("program_report")
     assert report.traces == report.shapes
     assert report.asked == sum(report.shapes.values())
+
+
+def test_three_devices_in_one_worker_give_the_ids_of_transformers(tmp_path, expected, prompt_ids):
+    few = settings(tmp_path, request_buckets=(2,))
+    with start("tpu", tensor_parallel_size=3, plugins=few) as llm:
+        assert llm.core.executor.world_size == 1
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        found = ids(llm.generate(prompt_ids[:2], params))
+    compare(found, [(tokens[:12], gaps[:12]) for tokens, gaps in expected[:2]])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from hardpoint_tpu import detection
 from hardpoint_tpu.detection import METADATA, Sighting, Surroundings, ask_metadata, look
 from hardpoint_tpu.platform import LABEL, TpuPlatform
 from hardpoint_tpu.settings import TpuSettings
@@ -111,10 +114,31 @@ def test_the_metadata_server_is_left_alone_where_the_environment_says_so(machine
 
 
 def test_no_answer_of_the_metadata_server_is_none():
-    assert (
-        ask_metadata(METADATA.replace("http://metadata.google.internal", "http://127.0.0.1:9"))
-        is None
-    )
+    assert ask_metadata(METADATA.replace("169.254.169.254", "127.0.0.1:9")) is None
+
+
+def test_the_metadata_server_is_asked_directly_and_in_its_own_words(monkeypatch):
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append((self.path, self.headers["Metadata-Flavor"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"v5litepod-8\n")
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        url = METADATA.replace("169.254.169.254", f"127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(detection, "PATIENCE", 20)
+        assert ask_metadata(url) == "v5litepod-8"
+    assert [(each.endswith("accelerator-type"), flavor) for each, flavor in seen] == [
+        (True, "Google")
+    ]
 
 
 # The platform's verdict.
