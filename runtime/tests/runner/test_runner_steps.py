@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hardpoint.config.schema import ObservabilityConfig
 from hardpoint.errors import CancelledStepError, LifecycleError, UnsupportedError
 from hardpoint.messages import GrammarOutput, MessageError, SchedulerOutput, StepTicket
 from hardpoint.records import Offer
@@ -204,6 +205,30 @@ def test_extra_reaches_the_layers_and_the_request(make_runner, make_driver, monk
     mine = object()
     driver.step({"a": 3}, extra={"acme": mine})
     assert seen == [({"host": "constant", "acme": mine}, 1)]
+
+
+def test_batches_are_timed_only_where_it_is_asked_for(
+    make_runner, make_driver, monkeypatch, caplog
+):
+    def waits(**more):
+        runner = make_runner(**more)
+        driver = make_driver(runner)
+        driver.add("a", [1, 2, 3])
+        counted = []
+        monkeypatch.setattr(runner.device, "synchronize", lambda: counted.append(1))
+        caplog.clear()
+        for tokens in (3, 1, 1):
+            driver.step({"a": tokens})
+        told = [each.getMessage() for each in caplog.records if each.name == "hardpoint.batches"]
+        return len(counted), told
+
+    assert waits() == (0, [])
+    timed = ObservabilityConfig(batch_timing_interval=1e-9)
+    count, told = waits(observability=timed)
+    assert count == 6
+    assert [line.partition(": ")[2][:11] for line in told] == [
+        "3 tokens: 1", "1 tokens: 1", "1 tokens: 1",
+    ]  # fmt: skip
 
 
 def test_layers_find_one_another_by_name(make_runner, make_driver, monkeypatch):
