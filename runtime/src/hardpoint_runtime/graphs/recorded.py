@@ -1,9 +1,9 @@
 """Recorded graphs: the operations of a function, replayed in place on the same memory.
 
-A recording holds all memory that its function touched. Before it is replayed, what was born in it
-is given memory of a pool: a block serves the next tensor once nobody reads the last one any more,
-within one graph and among all graphs of the pool. A replay gives the same bits as the function
-would. This shows how graphs behave; it promises no speed.
+What was born in a recording is given memory of a pool for its replays: a block serves the next
+tensor once nobody reads the last one any more, within one graph and among all graphs of the pool.
+A replay gives the same bits as the function would. This shows how graphs behave; it promises no
+speed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,15 @@ from attrs import define, field, frozen
 from torch.utils._pytree import tree_map
 
 from hardpoint_runtime.graphs.out_variants import Work, into
-from hardpoint_runtime.graphs.recording import Entry, Recording, record, require_same
-from hardpoint_runtime.graphs.torch_operations import Storage, storage_of, tensors_in
+from hardpoint_runtime.graphs.recording import (
+    Born,
+    Entry,
+    Recording,
+    born_in,
+    record,
+    require_same,
+)
+from hardpoint_runtime.graphs.torch_operations import Storage
 
 Allocate = Callable[[int], torch.Tensor]
 """Returns that many bytes on the device, as uint8."""
@@ -91,13 +98,13 @@ class Memory:
         """
         entries = _alive(recording)
         last = _last_uses(entries, recording.output)
-        sizes = _sizes(entries)
+        sizes = _sizes(entries, recording.output)
         free = list(pool.blocks)
         blocks: dict[Storage, torch.Tensor] = {}
         ending: dict[int, list[Storage]] = {}
         for index, entry in enumerate(entries):
             free += (blocks[storage] for storage in ending.pop(index - 1, ()))
-            for storage in _born(entry):
+            for storage in _births(entry):
                 if storage in last:
                     blocks[storage] = _take(free, sizes[storage], pool)
                     ending.setdefault(last[storage], []).append(storage)
@@ -111,13 +118,13 @@ class Memory:
         return tuple(each for each in found if each is not None)
 
     def moved(self, tree: Any) -> Any:
-        """Return nested tuples, lists and dictionaries with every tensor at its place."""
+        """Return nested tuples, lists and dictionaries with every born tensor at its place."""
         return tree_map(_mover(self._blocks), tree)
 
     def results(self, entry: Entry) -> tuple[torch.Tensor | None, ...]:
         """Return where the tensors of an entry go, None for those that nobody reads."""
         return tuple(
-            self.moved(born) if born is not None and storage_of(born) in self._blocks else None
+            self.moved(born) if born is not None and born.storage in self._blocks else None
             for born in entry.born
         )
 
@@ -129,45 +136,33 @@ class Memory:
         return into(entry.function, args, kwargs, results)
 
 
-def _born(entry: Entry) -> list[Storage]:
-    return list(dict.fromkeys(storage_of(born) for born in entry.born if born is not None))
+def _births(entry: Entry) -> list[Storage]:
+    return list(dict.fromkeys(born.storage for born in born_in(entry.born)))
 
 
 def _alive(recording: Recording) -> tuple[Entry, ...]:
     """Return the entries that write what they were given, or give what an alive one reads."""
-    read = {storage_of(tensor) for tensor in tensors_in(recording.output)}
+    read = {born.storage for born in born_in(recording.output)}
     alive: list[Entry] = []
     for entry in reversed(recording.entries):
-        if entry.writes or not read.isdisjoint(_born(entry)):
+        if entry.writes or not read.isdisjoint(_births(entry)):
             alive.append(entry)
-            read.update(storage_of(tensor) for tensor in entry.used)
+            read.update(born.storage for born in entry.used)
     return tuple(reversed(alive))
 
 
 def _last_uses(entries: Sequence[Entry], output: Any) -> dict[Storage, int]:
     """Return for all memory that is read the index of the entry that reads it last."""
-    last = {
-        storage_of(tensor): index for index, entry in enumerate(entries) for tensor in entry.used
-    }
-    return last | {storage_of(tensor): len(entries) for tensor in tensors_in(output)}
+    last = {born.storage: index for index, entry in enumerate(entries) for born in entry.used}
+    return last | {born.storage: len(entries) for born in born_in(output)}
 
 
-def _sizes(entries: Sequence[Entry]) -> dict[Storage, int]:
+def _sizes(entries: Sequence[Entry], output: Any) -> dict[Storage, int]:
     """Return the bytes of each piece of memory that is born, as far as any tensor reaches."""
     sizes: dict[Storage, int] = {}
-    for entry in entries:
-        for tensor in (*entry.used, *(born for born in entry.born if born is not None)):
-            storage = storage_of(tensor)
-            sizes[storage] = max(sizes.get(storage, 1), _reach(tensor))
+    for born in born_in([output, *((entry.used, entry.born) for entry in entries)]):
+        sizes[born.storage] = max(sizes.get(born.storage, 1), born.num_bytes)
     return sizes
-
-
-def _reach(tensor: torch.Tensor) -> int:
-    if not tensor.numel():
-        return 0
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    elements = int(tensor.storage_offset()) + sum((n - 1) * stride for n, stride in steps) + 1
-    return elements * tensor.itemsize
 
 
 def _take(free: list[torch.Tensor], num_bytes: int, pool: GraphPool) -> torch.Tensor:
@@ -183,10 +178,6 @@ def _take(free: list[torch.Tensor], num_bytes: int, pool: GraphPool) -> torch.Te
 
 def _mover(blocks: Mapping[Storage, torch.Tensor]) -> Callable[[Any], Any]:
     def move(value: Any) -> Any:
-        block = blocks.get(storage_of(value)) if isinstance(value, torch.Tensor) else None
-        if block is None:
-            return value
-        whole = block[: block.numel() // value.itemsize * value.itemsize].view(value.dtype)
-        return whole.as_strided(value.shape, value.stride(), value.storage_offset())
+        return value.within(blocks[value.storage]) if isinstance(value, Born) else value
 
     return move

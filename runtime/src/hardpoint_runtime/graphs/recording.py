@@ -1,7 +1,8 @@
 """The recorder: what a function launches, as a list of operations over tensors.
 
 Tensors that the function makes are *born* in it; all others (weights, caches, static buffers) are
-read and written where they are. Views need no work and leave no trace but the tensors they give. A
+read and written where they are. A recording keeps the others, but of the born ones only what they
+look like: it holds no more memory than the function does. Views need no work and leave no trace. A
 function may be recorded only if it does the same each time: what depends on values, on the host or
 on chance is refused by name.
 
@@ -16,8 +17,10 @@ from typing import Any
 
 import torch
 from attrs import frozen
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from hardpoint_runtime.graphs import refusals
 from hardpoint_runtime.graphs.errors import GraphCaptureError
@@ -31,26 +34,57 @@ from hardpoint_runtime.graphs.torch_operations import (
 )
 
 
+@frozen(kw_only=True)
+class Born:
+    """Stands for a tensor that was born in a recording: a view of the memory ``storage``."""
+
+    storage: Storage
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """How far into its memory it reaches."""
+        if 0 in self.shape:
+            return 0
+        steps = zip(self.shape, self.stride, strict=True)
+        last = self.offset + sum((size - 1) * stride for size, stride in steps)
+        return (last + 1) * self.dtype.itemsize
+
+    def within(self, block: torch.Tensor) -> torch.Tensor:
+        """Return the tensor in other memory: ``block``, uint8 [bytes]."""
+        whole = block[: block.numel() // self.dtype.itemsize * self.dtype.itemsize]
+        return whole.view(self.dtype).as_strided(self.shape, self.stride, self.offset)
+
+
+def born_in(tree: Any) -> list[Born]:
+    """Return those of nested tuples, lists and dictionaries, in order."""
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, Born)]
+
+
 @frozen(kw_only=True, eq=False)
 class Entry:
-    """One recorded call. ``used`` are the tensors that it reads or writes. ``born`` has, for each
-    tensor that it returns, that tensor if its memory is new, else None. ``eager``: it runs anew at
-    each replay, as what it does depends on more than its tensors.
+    """One recorded call. ``used`` are the born tensors among its arguments. ``born`` has, for each
+    tensor that it returns, what it looks like if its memory is new, else None. ``writes``: it may
+    change its arguments. ``eager``: it runs anew at each replay, as what it does depends on more
+    than its tensors.
     """
 
     name: str
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    used: tuple[torch.Tensor, ...]
-    born: tuple[torch.Tensor | None, ...]
+    used: tuple[Born, ...]
+    born: tuple[Born | None, ...]
     writes: bool
     eager: bool = False
 
 
 @frozen(kw_only=True, eq=False)
 class Recording:
-    """What a function did, in order, and what it returned. It holds every tensor concerned."""
+    """What a function did, in order, and what it returned."""
 
     entries: tuple[Entry, ...]
     output: Any
@@ -69,7 +103,7 @@ def record(function: Callable[[], Any], *, cuts: bool = False) -> Recording:
             output = function()
     finally:
         _current.reset(token)
-    return Recording(entries=tuple(recorder.entries), output=output)
+    return Recording(entries=tuple(recorder.entries), output=tree_map(recorder.seen, output))
 
 
 def is_recording() -> bool:
@@ -108,6 +142,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.cuts = cuts
         self.entries: list[Entry] = []
         self.paused = False
+        # A weak reference keeps no memory, but the number of a storage from being given again.
+        self._births: dict[Storage, StorageWeakRef] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -159,12 +195,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         writes: bool,
         eager: bool = False,
     ) -> None:
-        used = tuple(tensors_in((args, dict(kwargs))))
-        given = {storage_of(tensor) for tensor in used}
+        given = {storage_of(tensor) for tensor in tensors_in((args, dict(kwargs)))}
+        args, kwargs = tree_map(self.seen, args), tree_map(self.seen, dict(kwargs))
         born = tuple(
-            None if storage_of(tensor) in given else tensor for tensor in tensors_in(result)
+            None if storage_of(tensor) in given else self._birth(tensor)
+            for tensor in tensors_in(result)
         )
-        if not writes and all(tensor is None for tensor in born):
+        if not writes and all(each is None for each in born):
             return  # a view, or a number known from shapes
         self.entries.append(
             Entry(
@@ -172,12 +209,33 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 function=function,
                 args=args,
                 kwargs=kwargs,
-                used=used,
+                used=tuple(born_in((args, kwargs))),
                 born=born,
                 writes=writes,
                 eager=eager,
             )
         )
+
+    def seen(self, value: Any) -> Any:
+        """Return what a recording keeps of an argument."""
+        if isinstance(value, torch.Tensor) and storage_of(value) in self._births:
+            return _likeness(value)
+        return value
+
+    def _birth(self, tensor: torch.Tensor) -> Born:
+        reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self._births.setdefault(storage_of(tensor), reference)
+        return _likeness(tensor)
+
+
+def _likeness(tensor: torch.Tensor) -> Born:
+    return Born(
+        storage=storage_of(tensor),
+        shape=tuple(tensor.shape),
+        stride=tuple(tensor.stride()),
+        offset=int(tensor.storage_offset()),
+        dtype=tensor.dtype,
+    )
 
 
 _current: ContextVar[_Recorder | None] = ContextVar("hardpoint_graph_recorder", default=None)
@@ -217,7 +275,7 @@ def differences(first: Recording, second: Recording) -> Iterator[str]:
     for index, (one, other) in enumerate(zip(first.entries, second.entries, strict=False)):
         yield from _entry_differences(index, one, other, places)
         for place, entry in zip(places, (one, other), strict=True):
-            place.update({storage_of(t): index for t in entry.born if t is not None})
+            place.update({born.storage: index for born in born_in(entry.born)})
     if len(first.entries) != len(second.entries):
         yield f"{len(first.entries)} operations, then {len(second.entries)}"
 
@@ -244,9 +302,10 @@ def _entry_differences(
 
 def _described(value: Any, places: Mapping[Storage, int]) -> object:
     """Return what must be equal of an argument."""
-    if not isinstance(value, torch.Tensor):
+    if isinstance(value, Born):
+        where, like = f"memory of operation {places[value.storage]}", value
+    elif isinstance(value, torch.Tensor):
+        where, like = f"memory {storage_of(value):#x}", _likeness(value)
+    else:
         return value
-    storage = storage_of(value)
-    where = f"memory of operation {places[storage]}" if storage in places else f"memory {storage}"
-    layout = tuple(value.shape), tuple(value.stride()), value.storage_offset()
-    return f"a tensor of shape {layout[0]} at {layout[1:]} in {where}"
+    return f"a tensor of shape {like.shape}, strides {like.stride}, from {like.offset} of {where}"
