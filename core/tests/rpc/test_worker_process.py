@@ -44,7 +44,7 @@ class End:
 def call(number, method, *args):
     name = method if isinstance(method, str) else method.__qualname__
     body = codec.pack_arguments(method, args, {}, name)
-    return PackedCall(call_id=number, generation=0, name=name, body=body)
+    return PackedCall(call_id=number, generation=0, name=name, body=body, queued=True)
 
 
 SHUTDOWN = call(99, "shutdown")
