@@ -284,6 +284,9 @@ class Executor(WorkerCalls):
             self._closed = True
         try:
             self.stop_workers(self.clock() + timeout)
+        except BaseException:  # Ctrl-C: whoever waits here waits no longer
+            self.stop_workers(self.clock())
+            raise
         finally:
             self._deadlines.close()
             self.calls.fail_all(ExecutorFailedError("the executor was shut down"))
@@ -321,7 +324,7 @@ class Executor(WorkerCalls):
     @abstractmethod
     def stop_workers(self, deadline: float) -> None:
         """End the workers by ``deadline`` (monotonic s): let them shut down, then end them. Must
-        not raise.
+        not raise; interrupted (Ctrl-C), it is called again, with a deadline that has passed.
         """
 
     def called_from_worker(self) -> bool:
