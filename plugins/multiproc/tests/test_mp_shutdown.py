@@ -105,6 +105,12 @@ def test_a_stopped_worker_does_not_keep_a_shutdown_from_ending(launcher, stop, p
     assert not any(map(is_alive, workers))
 
 
+def test_times_beyond_any_wait_are_taken(launcher):
+    executor = launcher.start(**{"rpc.heartbeat": 1e300, "plugins.mp.start_timeout": 1e300})
+    assert len(executor.check_health(1e300)) == 2
+    executor.shutdown(1e300)
+
+
 def test_a_second_shutdown_does_nothing_even_at_the_same_time(launcher):
     executor = launcher.start()
     threads = [threading.Thread(target=executor.shutdown) for _ in range(4)]

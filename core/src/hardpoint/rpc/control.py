@@ -36,6 +36,7 @@ _logger = logging.getLogger("hardpoint.worker")
 LONGEST_TEXT = 80
 """Bytes of a stage or a method's name that are told."""
 
+_LONGEST_WAIT = 86400.0
 _REPORT = struct.Struct(f"<Bqqdd{LONGEST_TEXT}s")
 _ORDER = struct.Struct("<Bq")
 
@@ -203,7 +204,7 @@ class ControlThread:
         poll.register(self._end, select.POLLIN)
         due = time.monotonic() + self._interval
         while True:
-            wait = max(0.0, due - time.monotonic())
+            wait = min(max(0.0, due - time.monotonic()), _LONGEST_WAIT)
             if poll.poll(math.ceil(wait * 1000)) and not self._obey():
                 self._orphaned()
                 return

@@ -30,8 +30,9 @@ from hardpoint.rpc.supervision import (
 )
 
 from hardpoint_multiproc import descriptors
+from hardpoint_multiproc.loop import left_until
 from hardpoint_multiproc.nursery_process import NurseryProcess, end_group, how_ended
-from hardpoint_multiproc.signals import STACK_SIGNAL
+from hardpoint_multiproc.signals import LAST_STACK_SIGNAL, STACK_SIGNAL
 from hardpoint_multiproc.start_choice import PLAIN
 
 _logger = logging.getLogger("hardpoint.executor.mp")
@@ -209,6 +210,7 @@ class WorkerGroup:
         if worker.pidfd >= 0:
             self._nursery.loop.forget(worker.pidfd)
         self._listen_last(worker)
+        self._take_stack(worker)
         rank, now = worker.launch.rank, time.monotonic()
         lines = self._nursery.output.last_lines(rank)
         self._judge(lambda judge: judge.exited(rank, worker.exit, now, lines))
@@ -275,7 +277,7 @@ class WorkerGroup:
             for rank in action.ranks:
                 self._workers[rank].lane.order(Order.END_COLLECTIVES)
         elif isinstance(action, DumpStack):
-            self._ask_for_stack(self._workers[action.rank])
+            self._ask_for_stack(self._workers[action.rank], last=action.last)
         elif isinstance(action, Kill):
             self._signal(self._workers[action.rank], signal.SIGKILL)
         elif isinstance(action, Warn):
@@ -290,15 +292,15 @@ class WorkerGroup:
         except ExecutorFailedError:
             return  # it took the workers with it
 
-    def _ask_for_stack(self, worker: _Worker) -> None:
-        """Have the worker write its stacks; a stopped one is continued for that, as its death is
-        decided.
+    def _ask_for_stack(self, worker: _Worker, *, last: bool) -> None:
+        """Have the worker write its stacks, and end if that is the ``last`` thing it may do; a
+        stopped one is continued for that.
         """
         if worker.pidfd < 0 or worker.gone:
             return
         worker.stack_from = worker.stack_size = os.fstat(worker.launch.stacks).st_size
         try:
-            signal.pidfd_send_signal(worker.pidfd, STACK_SIGNAL)
+            signal.pidfd_send_signal(worker.pidfd, LAST_STACK_SIGNAL if last else STACK_SIGNAL)
             if is_stopped(worker.pid):
                 signal.pidfd_send_signal(worker.pidfd, signal.SIGCONT)
         except OSError:
@@ -310,13 +312,17 @@ class WorkerGroup:
             return math.inf
         size = os.fstat(worker.launch.stacks).st_size
         if size > worker.stack_from and size == worker.stack_size:
-            text = descriptors.contents(worker.launch.stacks)[worker.stack_from :]
-            worker.stack_from = -1
-            rank = worker.launch.rank
-            self._judge(lambda judge: judge.stack(rank, text.decode(errors="replace"), now))
+            self._take_stack(worker)
             return math.inf
         worker.stack_size = size
         return now + 0.02
+
+    def _take_stack(self, worker: _Worker) -> None:
+        if worker.stack_from >= 0:
+            written = descriptors.contents(worker.launch.stacks)[worker.stack_from :]
+            worker.stack_from = -1
+            rank, text, now = worker.launch.rank, written.decode(errors="replace"), time.monotonic()
+            self._judge(lambda judge: judge.stack(rank, text, now))
 
     # Health.
 
@@ -335,7 +341,7 @@ class WorkerGroup:
             while waiting := [each for each in self._workers if each.pong < number]:
                 if (failure := self._supervisor.failure) is not None:
                     raise failure
-                if not self._changed.wait(max(0.0, until - time.monotonic())):
+                if not self._changed.wait(left_until(until)):
                     silent = waiting[0]
                     raise WorkerSilentError(
                         rank=silent.launch.rank,
@@ -374,11 +380,7 @@ class WorkerGroup:
     def _await_ends(self, until: float) -> list[_Worker]:
         """Return the workers that have a process and have not ended by ``until``."""
         running = [worker for worker in self._workers if worker.pid]
-        return [
-            worker
-            for worker in running
-            if not worker.ended.wait(max(0.0, until - time.monotonic()))
-        ]
+        return [worker for worker in running if not worker.ended.wait(left_until(until))]
 
     @staticmethod
     def _tell_of(late: list[_Worker], later: list[_Worker], others: list[_Worker]) -> None:

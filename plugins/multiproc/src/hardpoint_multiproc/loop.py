@@ -16,6 +16,15 @@ from hardpoint.isolation import log_error
 _logger = logging.getLogger("hardpoint.executor.mp")
 
 
+LONGEST_WAIT = 86400.0
+"""Seconds that are waited at once; clocks and calls of the system take no number at will."""
+
+
+def left_until(moment: float) -> float:
+    """Return the seconds until ``moment`` (monotonic s) that may be waited at once."""
+    return min(max(0.0, moment - time.monotonic()), LONGEST_WAIT)
+
+
 class Loop:
     """Runs handlers on its own daemon thread, one at a time.
 
@@ -87,7 +96,7 @@ class Loop:
                 return
             if self.tick is not None:
                 due = self._ask()
-            left = None if due == math.inf else math.ceil(max(0.0, due - time.monotonic()) * 1000)
+            left = None if due == math.inf else math.ceil(left_until(due) * 1000)
             for fd, _ in self._poll.poll(left):
                 if fd == self._bell:
                     os.eventfd_read(fd)

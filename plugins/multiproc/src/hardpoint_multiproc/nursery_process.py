@@ -20,7 +20,7 @@ from hardpoint.errors import ExecutorFailedError
 from hardpoint.rpc.process_life import members
 
 from hardpoint_multiproc import descriptors
-from hardpoint_multiproc.loop import Loop
+from hardpoint_multiproc.loop import LONGEST_WAIT, Loop, left_until
 from hardpoint_multiproc.output import Output
 
 KEY = -1
@@ -198,7 +198,7 @@ class _State:
         end = time.monotonic() + within
         if self.process is not None:
             self._end(self.process, end)
-        self.loop.end(max(KILL_SECONDS, within))
+        self.loop.end(max(KILL_SECONDS, min(within, LONGEST_WAIT)))
         if self.process is not None:  # it was just being started, or took too long
             self._end(self.process, 0.0)
         self.output.close(KILL_SECONDS)
@@ -211,7 +211,7 @@ class _State:
             process.kill()  # it has no children yet, and would notice no request while it loads
         if self._lane is not None:
             self._lane.shutdown(socket.SHUT_WR)
-        if _exit_of(process, max(0.05, end - time.monotonic())) is None:
+        if _exit_of(process, max(0.05, left_until(end))) is None:
             process.kill()
             _exit_of(process, KILL_SECONDS)
 

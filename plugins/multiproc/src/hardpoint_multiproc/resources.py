@@ -20,6 +20,7 @@ from hardpoint.rpc.receiver import Receiver
 
 from hardpoint_multiproc.group import Launch, WorkerGroup
 from hardpoint_multiproc.launching import WorkerPlan, make_launches
+from hardpoint_multiproc.loop import LONGEST_WAIT
 from hardpoint_multiproc.nursery_process import NurseryProcess
 
 _T = TypeVar("_T")
@@ -78,6 +79,7 @@ class Resources:
         """
         if os.getpid() != self._pid:
             return
+        deadline = min(deadline, time.monotonic() + LONGEST_WAIT)
         if self.group is not None:
             self.group.stop(deadline, lambda: self._ask(deadline))
         if self._receiver is not None:

@@ -17,7 +17,7 @@ from hardpoint.rpc.process_life import end_with_parent, set_title
 from hardpoint.rpc.worker_process import run
 
 from hardpoint_multiproc import descriptors
-from hardpoint_multiproc.signals import STACK_SIGNAL
+from hardpoint_multiproc.signals import LAST_STACK_SIGNAL, STACK_SIGNAL
 
 
 def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> NoReturn:
@@ -42,6 +42,8 @@ def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> N
     os.close(out)
     rendezvous = rest.pop(0) if spec["rendezvous"] else None
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True, chain=False)
+    # What it is chained to is the signal's default action, which ends the process.
+    faulthandler.register(LAST_STACK_SIGNAL, file=stacks, all_threads=True, chain=True)
     faulthandler.enable(all_threads=True)
     rank = spec["rank"]
     control = ControlThread(socket.socket(fileno=lane), spec["heartbeat"], rank=rank)
