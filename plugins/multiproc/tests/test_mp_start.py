@@ -95,7 +95,7 @@ def numbers(worker):
 
 def test_forked_workers_draw_different_numbers(launcher):
     executor = launcher.built(workers=3)
-    executor.platform.preload = ("numpy",)
+    executor.platform.preload = ("numpy.random",)
     executor.start_workers()
     drawn = executor.collective_rpc(numbers)
     for values in zip(*drawn, strict=True):
