@@ -173,6 +173,7 @@ def test_silence_is_no_death_until_silent_after_and_the_stack_is_asked_for_first
     assert "in forward" in str(error)
     assert group.only(Kill)[1].rank == 2
     assert group.kinds() == [DumpStack, Fail, EndCollectives, Kill]
+    assert group.only(DumpStack)[1].last
 
 
 def test_a_stack_that_cannot_be_had_is_not_waited_for():
@@ -184,6 +185,14 @@ def test_a_stack_that_cannot_be_had_is_not_waited_for():
     assert error.stack == ""
     group.see("stack", 0, "too late")
     group.only(Fail)
+
+
+def test_a_silent_worker_that_ends_over_its_stack_was_silent_first():
+    group = Group()
+    group.quiet = {0}
+    group.run(1.1)
+    group.see("exited", 0, -40)
+    assert isinstance(group.supervisor.failure, WorkerSilentError)
 
 
 def test_a_worker_that_is_continued_for_its_stack_is_given_up_all_the_same():
@@ -214,6 +223,7 @@ def test_hang_after_gives_a_busy_worker_up_abort_first_kill_after():
     group.busy[1] = (group.now, "execute_model")
     group.run(2.1)
     assert group.kinds() == [DumpStack]
+    assert not group.only(DumpStack)[1].last
     group.see("stack", 1, "in a loop")
     error = group.supervisor.failure
     assert isinstance(error, WorkerHungError)

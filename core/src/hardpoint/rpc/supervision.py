@@ -53,9 +53,14 @@ class EndCollectives:
 
 @frozen(kw_only=True)
 class DumpStack:
-    """Get the Python stack of this rank's threads and give it to :meth:`Supervisor.stack`."""
+    """Get the Python stack of this rank's threads and give it to :meth:`Supervisor.stack`.
+
+    ``last`` says that its end is decided: it may do nothing else any more, so that a worker that is
+    continued for its stack does not go on with its work.
+    """
 
     rank: int
+    last: bool
 
 
 @frozen(kw_only=True)
@@ -213,6 +218,8 @@ class Supervisor:
         if state.gone:
             return []
         state.gone = True
+        if state.accused == "silent" and state.dump_until is not None:
+            return self._give_up(rank, "", now)  # it ended of being asked for its stack
         return self._fail(
             WorkerDiedError(rank=rank, pid=state.pid, exit=exit, last_lines=last_lines)
         )
@@ -329,7 +336,7 @@ class Supervisor:
     def _accuse(self, of: str, rank: int, state: _Rank, now: float) -> list[Action]:
         state.accused = of
         state.dump_until = now + STACK_WAIT
-        return [DumpStack(rank=rank)]
+        return [DumpStack(rank=rank, last=of == "silent")]
 
     def _give_up(self, rank: int, stack: str, now: float) -> list[Action]:
         state = self._ranks[rank]

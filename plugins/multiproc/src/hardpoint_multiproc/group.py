@@ -37,6 +37,9 @@ from hardpoint_multiproc.start_choice import PLAIN
 
 _logger = logging.getLogger("hardpoint.executor.mp")
 
+STACK_SECONDS = 0.02
+"""A stack that does not grow for so long is complete."""
+
 EXIT_SECONDS = 0.3
 """How long the nursery's word on a dead worker's exit is awaited."""
 
@@ -212,6 +215,8 @@ class WorkerGroup:
         self._listen_last(worker)
         self._take_stack(worker)
         rank, now = worker.launch.rank, time.monotonic()
+        if worker.stack_from >= 0:
+            self._take_stack(worker, now)
         lines = self._nursery.output.last_lines(rank)
         self._judge(lambda judge: judge.exited(rank, worker.exit, now, lines))
         worker.ended.set()
@@ -293,8 +298,8 @@ class WorkerGroup:
             return  # it took the workers with it
 
     def _ask_for_stack(self, worker: _Worker, *, last: bool) -> None:
-        """Have the worker write its stacks, and end if that is the ``last`` thing it may do; a
-        stopped one is continued for that.
+        """Have the worker write its stacks, and end then if ``last``; a stopped one is continued
+        for that.
         """
         if worker.pidfd < 0 or worker.gone:
             return
@@ -312,17 +317,16 @@ class WorkerGroup:
             return math.inf
         size = os.fstat(worker.launch.stacks).st_size
         if size > worker.stack_from and size == worker.stack_size:
-            self._take_stack(worker)
+            self._take_stack(worker, now)
             return math.inf
         worker.stack_size = size
-        return now + 0.02
+        return now + STACK_SECONDS
 
-    def _take_stack(self, worker: _Worker) -> None:
-        if worker.stack_from >= 0:
-            written = descriptors.contents(worker.launch.stacks)[worker.stack_from :]
-            worker.stack_from = -1
-            rank, text, now = worker.launch.rank, written.decode(errors="replace"), time.monotonic()
-            self._judge(lambda judge: judge.stack(rank, text, now))
+    def _take_stack(self, worker: _Worker, now: float) -> None:
+        text = descriptors.contents(worker.launch.stacks)[worker.stack_from :]
+        worker.stack_from = -1
+        rank = worker.launch.rank
+        self._judge(lambda judge: judge.stack(rank, text.decode(errors="replace"), now))
 
     # Health.
 

@@ -10,6 +10,6 @@ signal, as the others have uses of their own in libraries and debuggers.
 """
 
 LAST_STACK_SIGNAL = signal.SIGRTMIN + 6
-"""On it a worker does the same and ends, without one more line of Python: a worker that is stopped
-must be continued to write anything, and must not go on with its work then.
+"""As STACK_SIGNAL, and ends the worker then and there: a stopped one that is continued for its
+stack must not go on with its work.
 """
