@@ -9,7 +9,7 @@ import random
 
 import pytest
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from hardpoint.config.schema import GraphConfig
 from hardpoint.errors import CancelledStepError, ConfigError, LifecycleError
 from hardpoint.records import Offer
@@ -276,6 +276,62 @@ def test_the_port_hears_of_each_replay_first(mode, watched, make_driver, plan_fo
         assert set(before[2]) == set(runner.kv_cache.layers)
         metadata = next(iter(before[2].values()))
         assert metadata.query_start[1] == 3
+
+
+class OwnGraphs:
+    """A device with graphs of its own, by the least that the port asks for: its graph is the
+    function, and what it returned is where its results stay.
+    """
+
+    @frozen
+    class Graph:
+        function: object
+        output: object
+
+    def __init__(self):
+        super().__init__()
+        self.own_pool = object()
+        self.captured = self.replayed = 0
+
+    def memory_allocated(self):
+        return 0
+
+    def graph_pool(self):
+        return self.own_pool
+
+    def capture(self, function, key, *, pool=None, rehearsal=None):
+        assert pool is self.own_pool
+        self.captured += 1
+        return self.Graph(function, function())
+
+    def replay(self, graph):
+        self.replayed += 1
+        again = graph.function()
+        if graph.output is not None:
+            graph.output.copy_(again)
+        return graph.output
+
+
+@pytest.mark.parametrize("mode", ["full_decode_only", "piecewise"])
+def test_a_device_with_graphs_of_its_own_needs_no_more(
+    mode, make_context, platform, registry, plan_for, make_driver, eager_histories, device_class
+):
+    """FULL is the whole model, PIECEWISE the segments, as functions over static memory."""
+    context = make_context(
+        graph=GraphConfig(graph_mode=mode), max_num_seqs=4, max_num_batched_tokens=24
+    )
+    device = type("OwnDevice", (OwnGraphs, device_class), {})()
+    runner = TorchModelRunner(context, platform, registry, device)
+    runner.load_model()
+    runner.initialize_kv_cache(plan_for(runner.get_kv_cache_spec(), 200))
+    runner.warm_up()
+    pieces = LAYERS + 1 if mode == "piecewise" else 1
+    assert runner.device.captured == len(runner.graphs.captured) * pieces
+    found, stats = history(make_driver(runner, rng=random.Random(1)), 1)
+    assert {name: each[0] for name, each in found.items()} == {
+        name: each[0] for name, each in eager_histories(1)[0].items()
+    }
+    assert runner.device.replayed == pieces * sum(1 for s in stats if s and s.mode != "NONE") > 0
 
 
 # Memory that moved.
