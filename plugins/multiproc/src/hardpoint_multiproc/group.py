@@ -213,7 +213,6 @@ class WorkerGroup:
         if worker.pidfd >= 0:
             self._nursery.loop.forget(worker.pidfd)
         self._listen_last(worker)
-        self._take_stack(worker)
         rank, now = worker.launch.rank, time.monotonic()
         if worker.stack_from >= 0:
             self._take_stack(worker, now)

@@ -42,7 +42,6 @@ def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> N
     os.close(out)
     rendezvous = rest.pop(0) if spec["rendezvous"] else None
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True, chain=False)
-    faulthandler.register(LAST_STACK_SIGNAL, file=stacks, all_threads=True, chain=True)
     # What it is chained to is the signal's default action, which ends the process.
     faulthandler.register(LAST_STACK_SIGNAL, file=stacks, all_threads=True, chain=True)
     faulthandler.enable(all_threads=True)
