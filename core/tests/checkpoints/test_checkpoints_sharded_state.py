@@ -146,13 +146,14 @@ class TestSaving:
         ],
     )
     def test_a_rank_that_says_what_is_not_so_is_not_believed(self, tmp_path, change, message):
-        (tmp_path / "p0").write_text("mine")
         with Saving(tmp_path) as saving:
-            file = evolve(write(saving.place / "p0"), **change)
+            written = write(saving.place / "p0")
+            (tmp_path / "p0").write_bytes(mine := bytes(written.num_bytes))
+            file = evolve(written, **change)
             with pytest.raises(CheckpointError, match=message):
                 saving.commit(manifest([file]))
         assert [path.name for path in tmp_path.iterdir()] == ["p0"]
-        assert (tmp_path / "p0").read_text() == "mine"
+        assert (tmp_path / "p0").read_bytes() == mine
 
     def test_two_ranks_with_one_name_are_refused(self, tmp_path):
         with Saving(tmp_path) as saving:
