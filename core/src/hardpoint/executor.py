@@ -22,6 +22,7 @@ from attrs import evolve
 from hardpoint.errors import ExecutorFailedError, LifecycleError
 from hardpoint.isolation import log_error
 from hardpoint.rpc.calls import Call, CallTable, Gather
+from hardpoint.rpc.channel import ChannelClosedError
 from hardpoint.rpc.deadlines import Deadlines
 from hardpoint.worker_calls import WorkerCalls
 
@@ -200,8 +201,10 @@ class Executor(WorkerCalls):
         gather = self.calls.open(call, world_size)
         try:
             self.call_workers(call)
-        except BaseException:
+        except BaseException as error:
             self.calls.forget(call.call_id)
+            if isinstance(error, ChannelClosedError):  # it had no room when the executor failed
+                self._require_alive()
             raise
         if not non_block:
             return self._await(gather, deadline)
@@ -342,6 +345,8 @@ class Executor(WorkerCalls):
                 return
             self._failure = error
             callbacks, self._failure_callbacks = self._failure_callbacks, []
+        if self.receiver is not None:
+            self.receiver.abandon()
         self.calls.fail_all(error)
         self._deadlines.close()
         tell = partial(

@@ -89,6 +89,12 @@ class DriverEnd(ABC):
         """Wake who sleeps as ``who``. Any thread."""
 
     @abstractmethod
+    def abandon(self) -> None:
+        """Have senders that wait for room give up by ChannelClosedError, and let none wait any
+        more: some worker is gone. Any thread.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Give all descriptors and mappings back; workers get ChannelClosedError. Idempotent."""
 
@@ -131,6 +137,10 @@ def create(
         from hardpoint.rpc.shared_memory.driver_end import SharedDriverEnd
 
         return SharedDriverEnd(world_size, spin_us * 1e-6, chosen)
+    if kind == "zmq":
+        from hardpoint.rpc.zeromq.driver_end import ZmqDriverEnd
+
+        return ZmqDriverEnd(world_size, spin_us * 1e-6, chosen)
     raise _unknown(kind)
 
 
@@ -147,6 +157,10 @@ def attach(handle: WorkerHandle, rank: int, *, codec: Codec | None = None) -> Wo
         from hardpoint.rpc.shared_memory.worker_end import SharedWorkerEnd
 
         return SharedWorkerEnd(handle, rank, chosen)
+    if kind == "zmq":
+        from hardpoint.rpc.zeromq.worker_end import ZmqWorkerEnd
+
+        return ZmqWorkerEnd(handle, rank, chosen)
     raise _unknown(kind)
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hardpoint.errors import EncodingError
 from hardpoint.rpc import codec
+from hardpoint.rpc.codec import Carried, Encoded, Parcel
+from hardpoint.rpc.failures import RemoteFailure
 
 if TYPE_CHECKING:
     from hardpoint.config import Config
@@ -26,7 +28,7 @@ class Codec(ABC):
     """Whether bytes of its own are a parcel already."""
 
     @abstractmethod
-    def encode(self, value: object, where: str) -> codec.Encoded:
+    def encode(self, value: object, where: str) -> Encoded:
         """Encode a value; raise EncodingError naming the path to what cannot be."""
 
     def encode_call(self, call: Call) -> Pieces:
@@ -44,7 +46,7 @@ class Codec(ABC):
         return None
 
     @abstractmethod
-    def parcel(self, data: Buffer, buffers: Sequence[memoryview]) -> codec.Parcel:
+    def parcel(self, data: Buffer, buffers: Sequence[memoryview]) -> Parcel:
         """Return what arrived, as a parcel to be unpacked by whoever uses it."""
 
     @abstractmethod
@@ -58,7 +60,7 @@ class PickleCodec(Codec):
     name: ClassVar[str] = "pickle"
     bare: ClassVar[bool] = True
 
-    def encode(self, value: object, where: str) -> codec.Encoded:
+    def encode(self, value: object, where: str) -> Encoded:
         """Encode a value, functions included; large buffers are set aside, uncopied."""
         return codec.encode_apart(value, where)
 
@@ -69,13 +71,38 @@ class PickleCodec(Codec):
             return None
         return codec.encode_plain_call(method, call.args)
 
-    def parcel(self, data: Buffer, buffers: Sequence[memoryview]) -> codec.Parcel:
+    def parcel(self, data: Buffer, buffers: Sequence[memoryview]) -> Parcel:
         """Wrap what :meth:`encode` made."""
-        return codec.Encoded(data, buffers) if buffers or type(data) is not bytes else data
+        return Encoded(data, buffers) if buffers or type(data) is not bytes else data
 
     def decode(self, data: Buffer, where: str) -> Any:
         """Decode what :meth:`encode` made."""
         return codec.decode(data, where)
+
+
+def encoded_value(codec: Codec, parcel: Parcel | None) -> Encoded | None:
+    """Return what a worker's end sends for the value in a reply; None for None. Raises
+    EncodingError.
+    """
+    if type(parcel) is Carried:
+        value = parcel.value
+        return None if value is None else codec.encode(value, "the call's result")
+    if parcel is None or type(parcel) is Encoded:
+        return parcel
+    if type(parcel) is bytes:
+        return Encoded(parcel)
+    raise EncodingError(f"a parcel of {type(parcel).__name__} is not for this channel")
+
+
+def received(codec: Codec, data: Buffer) -> RemoteFailure:
+    """Return the failure that a worker's end sent; one that cannot be read is a failure too."""
+    try:
+        found = codec.decode(data, "a worker's failure")
+    except EncodingError as error:
+        return RemoteFailure.of(error)
+    if isinstance(found, RemoteFailure):
+        return found
+    return RemoteFailure(type_name="unknown", message=f"{found!r:.200}", traceback="")
 
 
 def codec_of(config: Config) -> Codec:

@@ -64,6 +64,10 @@ class Receiver:
         if self._turn.acquire(blocking=False):
             self._leave()
 
+    def abandon(self) -> None:
+        """Have no sender wait for room any more: the executor has failed. Any thread."""
+        self._end.abandon()
+
     def close(self) -> None:
         """End the thread, and have callers that wait leave the channel alone; they go on to wait
         for what the call table says. Idempotent; then the driver's end can be closed.

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from hardpoint.errors import CallTimeoutError, EncodingError
+from hardpoint.errors import CallTimeoutError
 from hardpoint.rpc.calls import Call
 from hardpoint.rpc.channel import (
     CALLER,
@@ -16,8 +16,7 @@ from hardpoint.rpc.channel import (
     DriverEnd,
     WorkerHandle,
 )
-from hardpoint.rpc.encoding import Buffer, Codec
-from hardpoint.rpc.failures import RemoteFailure
+from hardpoint.rpc.encoding import Buffer, Codec, received
 from hardpoint.rpc.shared_memory.bell import Event, make_event
 from hardpoint.rpc.shared_memory.ends import (
     ARENA,
@@ -27,7 +26,6 @@ from hardpoint.rpc.shared_memory.ends import (
     call_layout,
     reply_layout,
 )
-from hardpoint.rpc.shared_memory.images import Part
 from hardpoint.rpc.shared_memory.layout import (
     CALL,
     CLOSED,
@@ -134,7 +132,7 @@ class SharedDriverEnd(DriverEnd):
                     value = self._codec.parcel(data, buffers)
                     deliver(call_id, rank, generation, value, None)
                 else:
-                    deliver(call_id, rank, generation, None, _failure(self._codec, data))
+                    deliver(call_id, rank, generation, None, received(self._codec, data))
 
     def ready(self) -> bool:
         """Whether any reply ring has a frame."""
@@ -157,6 +155,10 @@ class SharedDriverEnd(DriverEnd):
     def wake(self, who: int) -> None:
         """Ring the event of ``who``."""
         (self._thread if who == THREAD else self._caller).wake()
+
+    def abandon(self) -> None:
+        """Have senders wait for no room any more."""
+        self._writer.hasty = True
 
     def close(self) -> None:
         """Tell the workers and give everything back."""
@@ -191,16 +193,6 @@ class SharedDriverEnd(DriverEnd):
         event = Event(make_event())
         self._events.append(event)
         return event
-
-
-def _failure(codec: Codec, data: Part) -> RemoteFailure:
-    try:
-        found = codec.decode(data, "a worker's failure")
-    except EncodingError as error:
-        return RemoteFailure.of(error)
-    if isinstance(found, RemoteFailure):
-        return found
-    return RemoteFailure(type_name="unknown", message=f"{found!r:.200}", traceback="")
 
 
 def _left(deadline: float) -> float:

@@ -64,6 +64,8 @@ class RingWriter:
         self._mask = layout.capacity - 1
         self._largest = layout.capacity // 4
         self._fence = Fence()
+        self.hasty = False
+        """Whether a message that has no room at once is given up."""
         self._slabs = Slabs(memory, layout)
         self._head = 0
         self._limit = layout.capacity  # up to here there is room for certain
@@ -176,6 +178,8 @@ class RingWriter:
             if self._limit >= goal:
                 words[WRITER_WAITS] = 0
                 return
+            if self.hasty:
+                raise ChannelClosedError("a message has no room, and the readers are given up")
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 slow = [r for r, tail in enumerate(tails) if words[tail] + layout.capacity < goal]

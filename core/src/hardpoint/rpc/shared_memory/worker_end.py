@@ -9,8 +9,7 @@ import time
 from hardpoint.errors import EncodingError, UnsupportedError
 from hardpoint.rpc.calls import PackedCall, Reply
 from hardpoint.rpc.channel import CALLER, ChannelClosedError, WorkerEnd, WorkerHandle
-from hardpoint.rpc.codec import Carried, Encoded, Parcel
-from hardpoint.rpc.encoding import Codec
+from hardpoint.rpc.encoding import Codec, encoded_value
 from hardpoint.rpc.failures import RemoteFailure
 from hardpoint.rpc.shared_memory.bell import Event
 from hardpoint.rpc.shared_memory.ends import Names, call_layout, reply_layout
@@ -123,7 +122,7 @@ class SharedWorkerEnd(WorkerEnd):
         failure = reply.failure
         if failure is None:
             try:
-                encoded = self._encoded(reply.value)
+                encoded = encoded_value(self._codec, reply.value)
             except EncodingError as error:
                 failure = RemoteFailure.of(error)
             else:
@@ -134,17 +133,6 @@ class SharedWorkerEnd(WorkerEnd):
         if failure is not None:
             encoded = self._codec.encode(failure, "the call's failure")
             self._replies.put(FAILURE, *ids, b"", encoded.data, encoded.buffers)
-
-    def _encoded(self, parcel: Parcel | None) -> Encoded | None:
-        """Return what is sent for a value; None for None."""
-        if type(parcel) is Carried:
-            value = parcel.value
-            return None if value is None else self._codec.encode(value, "the call's result")
-        if parcel is None or type(parcel) is Encoded:
-            return parcel
-        if type(parcel) is bytes:
-            return Encoded(parcel)
-        raise EncodingError(f"a parcel of {type(parcel).__name__} is not for this channel")
 
     def close(self) -> None:
         """Give everything back, save memory of which views are still held."""

@@ -1,0 +1,1 @@
+"""The channel for systems without rings: ZeroMQ over a Unix socket of this host."""
