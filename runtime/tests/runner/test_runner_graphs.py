@@ -100,7 +100,7 @@ def eager_histories(make_runner, make_driver):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_tokens_and_scores_equal_eager_ones(mode, seed, make_graphs, make_driver, eager_histories):
     runner = make_graphs(mode)
     found, stats = history(make_driver(runner, rng=random.Random(seed)), seed)
@@ -170,7 +170,7 @@ def test_metadata_is_built_for_the_padded_batch(make_graphs, make_driver):
 
 
 @pytest.mark.parametrize("mode", ["piecewise", "full"])
-@pytest.mark.parametrize("tokens", range(1, 9))
+@pytest.mark.parametrize("tokens", [1, 3, 5, 8])
 def test_padding_of_every_amount_changes_nothing(mode, tokens, make_graphs, make_driver):
     prompt = list(range(3, 3 + tokens))
     scores = []
