@@ -11,6 +11,7 @@ import pytest
 import torch
 from attrs import evolve
 from hardpoint.checkpoints.description import ModelDescription
+from hardpoint_runtime.device import TorchDeviceOps
 from hardpoint_runtime.parallel.communicator import Meeting
 from hardpoint_runtime.parallel.groups import Axis, Topology
 from hardpoint_runtime.parallel.host import host_communicator
@@ -24,6 +25,11 @@ def rendezvous():
     descriptor = os.memfd_create("test-rendezvous")
     yield f"file:///proc/self/fd/{descriptor}"
     os.close(descriptor)
+
+
+@pytest.fixture(params=["shared_memory", "gloo", "staged"])
+def any_kind(request):
+    return request.param
 
 
 @pytest.fixture(params=["shared_memory", "gloo"])
@@ -43,6 +49,8 @@ class Ranks:
         meeting = Meeting(
             rank=rank, rendezvous=self.rendezvous, **{"timeout": PATIENCE, "spin": 0.0, **keys}
         )
+        if self.kind == "staged":
+            return TorchDeviceOps("cpu", None).make_communicator(group, meeting)
         return host_communicator(group, meeting, self.kind)
 
     def run(self, size, function, **keys):
@@ -68,6 +76,11 @@ class Ranks:
 @pytest.fixture
 def ranks(rendezvous, kind):
     return Ranks(rendezvous, kind)
+
+
+@pytest.fixture
+def any_ranks(rendezvous, any_kind):
+    return Ranks(rendezvous, any_kind)
 
 
 @pytest.fixture
