@@ -242,6 +242,9 @@ class _Receiver:
     def watch(self) -> None:
         """Nothing: replies arrive whoever waits."""
 
+    def abandon(self) -> None:
+        """Nothing: nobody waits for room to send."""
+
 
 class _Deadlines:
     """Deadlines of calls that nobody waits for, as events."""
