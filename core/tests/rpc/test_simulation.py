@@ -264,7 +264,7 @@ def fault_of(number, kind, reply_rank, generation, future):
 @pytest.mark.parametrize("weather", [LATE, ROUGH, LOSSY], ids=["late", "rough", "lossy"])
 def test_two_hundred_calls_in_bad_weather_end_once_each_with_their_own(weather):
     kinds, lost, doubled, restarts = Counter(), 0, 0, 0
-    for seed in range(6):
+    for seed in range(4):
         done = Storm(seed, weather).run()
         kinds.update(kind for _, kind in done.ends)
         lost += done.world.network.lost
@@ -273,9 +273,9 @@ def test_two_hundred_calls_in_bad_weather_end_once_each_with_their_own(weather):
     expected = {type(None), RemoteError, CallTimeoutError}
     expected |= {ExecutorFailedError} if weather is LOSSY else set()
     assert set(kinds) == expected
-    assert min(kinds[kind] for kind in (type(None), RemoteError, CallTimeoutError)) > 200, kinds
-    assert doubled > 400 or weather is LATE
-    assert (lost > 50 and restarts > 5) if weather is LOSSY else lost == restarts == 0
+    assert min(kinds[kind] for kind in (type(None), RemoteError, CallTimeoutError)) > 120, kinds
+    assert doubled > 250 or weather is LATE
+    assert (lost > 30 and restarts > 3) if weather is LOSSY else lost == restarts == 0
 
 
 def test_a_seed_replays_its_run():

@@ -281,6 +281,7 @@ class Machine(RuleBasedStateMachine):
         for _ in range(4):
             self.ask("answer", None, None, (), non_block=True)
         for worker in former:
+            self.harm[worker.generation].stopped.pop(worker.rank, None)
             worker.go_on()
 
     @rule()

@@ -164,7 +164,7 @@ class SimulatedExecutor(Executor):
         self._supervisor.closing()
         call = Call(call_id=self.calls.next_id(), generation=self.generation, method="shutdown")
         for worker in self.workers:
-            self._send_control(worker.rank, Leave(generation=self.generation))
+            self._send_control(worker.rank, Leave(generation=self.generation, work=True))
         self.call_workers(call)
         self.simulation.run(lambda: not any(each.alive for each in self.workers), deadline)
         for worker in self.workers:

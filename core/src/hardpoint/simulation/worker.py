@@ -45,9 +45,12 @@ class Ping:
 
 @frozen(kw_only=True)
 class Leave:
-    """Orders a worker to leave what it awaits of other ranks."""
+    """Orders a worker to leave what it awaits of other ranks, now and from now on; with ``work``,
+    to begin no other call but its shutdown.
+    """
 
     generation: int
+    work: bool = False
 
 
 @define
@@ -98,6 +101,8 @@ class SimulatedWorker:
         self._held: list[Callable[[], None]] = []
         self._current: PackedCall | None = None
         self._since: float | None = None
+        self._left = False
+        self._left_work = False
         self._deaf = network.listen(address_of(self.rank), self._hear)
         self._beat()
 
@@ -150,12 +155,18 @@ class SimulatedWorker:
         elif isinstance(message, Ping):
             self._report(message.number)
         elif isinstance(message, Leave) and message.generation == self.generation:
+            self._left = True
+            self._left_work |= message.work
             self._leave()
 
     def _next(self) -> None:
         if self._current is not None or not self._queue:
             return
-        call = self._current = self._queue.popleft()
+        call = self._queue.popleft()
+        if self._left_work and call.name != "shutdown":
+            self._next()
+            return
+        self._current = call
         self._since = self.simulation.now
         reply = self.host.handle(call)
         if (call.name, self.rank) in self._work.hangs:
@@ -169,6 +180,8 @@ class SimulatedWorker:
         if call.name in self._work.meetings and reply.failure is None:
             of = self.host.context.world_size
             self._work.meet((self.generation, call.call_id), self.rank, of, finish)
+            if self._left:
+                self._leave()
         else:
             finish()
 
