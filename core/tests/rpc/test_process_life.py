@@ -61,6 +61,7 @@ def test_a_child_whose_parent_is_gone_already_ends_at_once():
         [sys.executable, "-c", CHAIN, "1" if os.getpid() != 1 else "2"],
         env={**os.environ, "CHAIN": CHAIN},
         stdout=subprocess.PIPE,
+        timeout=PATIENCE,
         check=False,
     )
     assert (done.returncode, done.stdout) == (137, b"")

@@ -62,7 +62,7 @@ def deaf(worker):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-if what == "children":
+if what in ("children", "native"):
     say(children=executor.collective_rpc(child_of_worker))
 if what == "deaf":
     executor.collective_rpc(deaf)

@@ -137,6 +137,24 @@ def test_a_shutdown_from_the_failure_callback_works(launcher, pids, is_alive):
     assert not any(map(is_alive, workers))
 
 
+def test_a_failure_callback_that_takes_its_time_holds_nobody_up(launcher, pids, eventually):
+    executor = launcher.start()
+    entered, release = threading.Event(), threading.Event()
+
+    def block(error):
+        entered.set()
+        release.wait(30)
+
+    executor.register_failure_callback(block)
+    os.kill(pids(executor)[0], signal.SIGKILL)
+    assert entered.wait(10)
+    began = time.monotonic()
+    executor.shutdown(timeout=10)
+    assert time.monotonic() - began < 5
+    assert not release.is_set()
+    release.set()
+
+
 def test_a_shutdown_from_a_futures_callback_works(launcher, pids, is_alive):
     executor = launcher.start()
     workers = pids(executor)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, frozen
+from attrs import evolve, fields, frozen, has
 from hardpoint.config.problems import config_error, with_origin
 from hardpoint.records import Problem
 from hardpoint.rpc.channel import DriverEnd
@@ -155,11 +155,26 @@ def _boot(executor: Executor, rank: int, start_call: int) -> Boot:
 
 
 def _portable(config: Config) -> Config:
-    """Return the configuration as another process can have it: an executor class by its name."""
+    """Return the configuration as another process can have it: an executor class by its name, and
+    plugins' settings as the keys that were set, of which the worker makes settings again.
+    """
     chosen = config.executor
     if isinstance(chosen, type):
-        return evolve(config, executor=f"{chosen.__module__}:{chosen.__qualname__}")
-    return config
+        chosen = f"{chosen.__module__}:{chosen.__qualname__}"
+    keys = {name: _keys_of(each) for name, each in config.plugins.settings.items()}
+    return evolve(config, executor=chosen, plugins=evolve(config.plugins, settings=keys))
+
+
+def _keys_of(settings: Any) -> Any:
+    if not has(type(settings)):
+        return settings
+    default = type(settings)()
+    names = [each.name for each in fields(type(settings))]
+    return {
+        name: getattr(settings, name)
+        for name in names
+        if getattr(settings, name) != getattr(default, name)
+    }
 
 
 def _devices(executor: Executor, rank: int) -> tuple[str, ...]:

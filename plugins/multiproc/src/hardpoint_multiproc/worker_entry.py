@@ -49,7 +49,7 @@ def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> N
     control = ControlThread(socket.socket(fileno=lane), spec["heartbeat"], rank=rank)
     control.start()
     control.stage("boot")
-    codec = encoding.PickleCodec()
+    codec = encoding.codec_named(spec["codec"])
     orders = codec.decode(descriptors.contents(boot), "the worker's boot record")
     os.close(boot)
     if rendezvous is not None:
