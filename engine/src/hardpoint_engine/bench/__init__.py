@@ -1,0 +1,1 @@
+"""What ``hardpoint bench`` measures."""
