@@ -61,7 +61,7 @@ class ThreadsExecutor(Executor):
             thread.start()
 
     def call_workers(self, call):
-        packed = call.pack()
+        packed = call.pack(self.codec)
         for thread in self._threads:
             thread.submit(packed)
 

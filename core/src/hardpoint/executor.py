@@ -24,6 +24,7 @@ from hardpoint.isolation import log_error
 from hardpoint.rpc.calls import Call, CallTable, Gather
 from hardpoint.rpc.channel import ChannelClosedError
 from hardpoint.rpc.deadlines import Deadlines
+from hardpoint.rpc.encoding import codec_of
 from hardpoint.worker_calls import WorkerCalls
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Executor(WorkerCalls):
         """By which deadlines are counted; a simulator has its own."""
         self.logger = logging.getLogger(f"hardpoint.executor.{type(self).__name__}")
         self.calls = CallTable()
+        self.codec = codec_of(config)
         self._deadlines = Deadlines(self.calls.expire)
         self.receiver: Receiver | None = None
         """Set by a backend whose callers take replies from a channel themselves."""

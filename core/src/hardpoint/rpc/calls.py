@@ -21,6 +21,7 @@ from hardpoint.rpc.gather import Gather
 
 if TYPE_CHECKING:
     from hardpoint.rpc.claims import CallerClaims
+    from hardpoint.rpc.encoding import Codec
 
 __all__ = ["Call", "CallTable", "Gather", "PackedCall", "RemoteFailure", "Reply"]
 
@@ -49,14 +50,17 @@ class Call:
         method = self.method
         return method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
 
-    def pack(self) -> PackedCall:
-        """Return the call as it travels within a process; raise EncodingError for what cannot."""
-        name = self.name
+    def pack(self, by: Codec | None = None) -> PackedCall:
+        """Return the call as it travels within a process; raise EncodingError for what cannot.
+
+        ``by`` is the executor's codec; without it, that of ``rpc.pickle = "local"``.
+        """
+        given = (self.method, self.args, self.kwargs, self.name)
         return PackedCall(
             call_id=self.call_id,
             generation=self.generation,
-            name=name,
-            body=codec.pack_arguments(self.method, self.args, self.kwargs, name),
+            name=self.name,
+            body=codec.pack_arguments(*given) if by is None else by.pack_call(self),
             reply_rank=self.reply_rank,
             queued=self.queued,
         )

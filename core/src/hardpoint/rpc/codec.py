@@ -42,9 +42,12 @@ _DEEPEST = 40
 
 @frozen
 class Carried:
-    """An immutable value on its way within one process, by reference."""
+    """A value on its way within one process, by reference; ``where`` begins the path to its
+    parts.
+    """
 
     value: Any
+    where: str = "value"
 
 
 class Encoded(NamedTuple):
@@ -153,12 +156,12 @@ def decode(
 
 def pack(value: object, where: str) -> Parcel:
     """Prepare a value for a worker of the same process: by reference if immutable, else encoded."""
-    return Carried(value) if _immutable(value) else encode(value, where)
+    return Carried(value) if immutable(value) else encode(value, where)
 
 
 def carry(value: object, where: str) -> Carried:
     """Hand a value to a channel's end of this process, which encodes it itself."""
-    return Carried(value)
+    return Carried(value, where)
 
 
 def unpack(parcel: Parcel, where: str, of: str = "") -> Any:
@@ -178,7 +181,7 @@ def pack_arguments(
 ) -> Parcel:
     """Pack what a call carries; unpacked, it is the tuple (method, args, kwargs)."""
     body = (method, args, kwargs)
-    if type(method) is str and _immutable(args) and (not kwargs or _immutable_values(kwargs)):
+    if type(method) is str and immutable(args) and (not kwargs or _immutable_values(kwargs)):
         return Carried(body)
     try:
         data: bytes = cloudpickle.dumps(body, protocol=5)
@@ -208,7 +211,8 @@ def decode_exception(data: bytes) -> BaseException | None:
     return error if isinstance(error, BaseException) else None
 
 
-def _immutable(value: object, depth: int = 3) -> bool:
+def immutable(value: object, depth: int = 3) -> bool:
+    """Whether a value needs no copy within a process: plain, or a step's message."""
     kind = type(value)
     if kind in _CARRIED:
         return True
@@ -216,13 +220,13 @@ def _immutable(value: object, depth: int = 3) -> bool:
         return (
             depth > 0
             and len(value) <= _MOST_ITEMS  # type: ignore[arg-type]
-            and all(_immutable(item, depth - 1) for item in value)  # type: ignore[attr-defined]
+            and all(immutable(item, depth - 1) for item in value)  # type: ignore[attr-defined]
         )
     return False
 
 
 def _immutable_values(kwargs: Mapping[str, Any]) -> bool:
-    return all(_immutable(value) for value in kwargs.values())
+    return all(immutable(value) for value in kwargs.values())
 
 
 def _one_line(error: BaseException) -> str:

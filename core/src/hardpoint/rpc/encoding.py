@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hardpoint.errors import EncodingError
+from hardpoint.errors import EncodingError, UnsupportedError
 from hardpoint.rpc import codec
 from hardpoint.rpc.codec import Carried, Encoded, Parcel
 from hardpoint.rpc.failures import RemoteFailure
@@ -26,6 +26,8 @@ class Codec(ABC):
     name: ClassVar[str]
     bare: ClassVar[bool] = False
     """Whether bytes of its own are a parcel already."""
+    callables: ClassVar[bool] = True
+    """Whether functions travel, and a worker runs those that it is sent."""
 
     @abstractmethod
     def encode(self, value: object, where: str) -> Encoded:
@@ -53,6 +55,24 @@ class Codec(ABC):
     def decode(self, data: Buffer, where: str) -> Any:
         """Decode one piece of bytes at once; raise EncodingError."""
 
+    @abstractmethod
+    def encode_exception(self, error: BaseException) -> bytes | None:
+        """Encode an exception so that it can be raised again; None if only its text travels."""
+
+    # Within one process, for executors whose workers are threads.
+
+    @abstractmethod
+    def pack(self, value: object, where: str) -> Parcel:
+        """Prepare a value: by reference if it is immutable, else as a copy that is encoded."""
+
+    def pack_call(self, call: Call) -> Parcel:
+        """Prepare what a call carries: (method, args, kwargs)."""
+        body = (call.method, call.args, call.kwargs)
+        if isinstance(call.method, str) and not call.kwargs and codec.immutable(call.args):
+            return Carried(body)
+        data, buffers = self.encode_call(call)
+        return self.parcel(data, buffers)
+
 
 class PickleCodec(Codec):
     """Anything at all, for this host's own workers (``rpc.pickle = "local"``)."""
@@ -79,6 +99,18 @@ class PickleCodec(Codec):
         """Decode what :meth:`encode` made."""
         return codec.decode(data, where)
 
+    def encode_exception(self, error: BaseException) -> bytes | None:
+        """Encode an exception, if its copy is one of the same type."""
+        return codec.encode_exception(error)
+
+    def pack(self, value: object, where: str) -> Parcel:
+        """Prepare a value for a worker of this process."""
+        return codec.pack(value, where)
+
+    def pack_call(self, call: Call) -> Parcel:
+        """Prepare what a call carries."""
+        return codec.pack_arguments(call.method, call.args, call.kwargs, call.name)
+
 
 def encoded_value(codec: Codec, parcel: Parcel | None) -> Encoded | None:
     """Return what a worker's end sends for the value in a reply; None for None. Raises
@@ -86,7 +118,7 @@ def encoded_value(codec: Codec, parcel: Parcel | None) -> Encoded | None:
     """
     if type(parcel) is Carried:
         value = parcel.value
-        return None if value is None else codec.encode(value, "the call's result")
+        return None if value is None else codec.encode(value, parcel.where)
     if parcel is None or type(parcel) is Encoded:
         return parcel
     if type(parcel) is bytes:
@@ -99,7 +131,7 @@ def received(codec: Codec, data: Buffer) -> RemoteFailure:
     try:
         found = codec.decode(data, "a worker's failure")
     except EncodingError as error:
-        return RemoteFailure.of(error)
+        return RemoteFailure.of(error, encode=codec.encode_exception)
     if isinstance(found, RemoteFailure):
         return found
     return RemoteFailure(type_name="unknown", message=f"{found!r:.200}", traceback="")
@@ -107,4 +139,17 @@ def received(codec: Codec, data: Buffer) -> RemoteFailure:
 
 def codec_of(config: Config) -> Codec:
     """Return the codec that ``rpc.pickle`` asks for."""
-    return PickleCodec()
+    return codec_named("typed" if config.rpc.pickle == "never" else "pickle")
+
+
+def codec_named(name: str) -> Codec:
+    """Return the codec of that name; called in workers, which are told it. Raises
+    UnsupportedError.
+    """
+    if name == PickleCodec.name:
+        return PickleCodec()
+    if name == "typed":
+        from hardpoint.rpc.typed_codec import TypedCodec
+
+        return TypedCodec()
+    raise UnsupportedError(f"the codec {name!r}", "this core")

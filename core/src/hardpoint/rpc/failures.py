@@ -35,20 +35,26 @@ class RemoteFailure:
     cause: RemoteFailure | None = None
 
     @classmethod
-    def of(cls, error: BaseException, depth: int = _LONGEST_CHAIN) -> RemoteFailure:
+    def of(
+        cls,
+        error: BaseException,
+        depth: int = _LONGEST_CHAIN,
+        encode: Callable[[BaseException], bytes | None] = codec.encode_exception,
+    ) -> RemoteFailure:
         """Describe ``error``. Called in the worker, for anything that a worker method raised.
 
-        Never raises, whatever the exception's own code does; texts are clipped.
+        Never raises, whatever the exception's own code does; texts are clipped. ``encode`` is that
+        of the channel's codec.
         """
         troubles: list[str] = []
         notes = _tried(lambda: _notes(getattr(error, "__notes__", ())), troubles) or ()
-        encoded = codec.encode_exception(error)
+        encoded = encode(error)
         if encoded is not None and len(encoded) > _LARGEST_BODY:
             troubles.append(f"{len(encoded)} bytes of it are too many to send: only its text is")
             encoded = None
         cause = None
         if depth > 0 and (before := _tried(lambda: _before(error), troubles)) is not None:
-            cause = cls.of(before, depth - 1)
+            cause = cls.of(before, depth - 1, encode)
         return cls(
             type_name=qualified_name(type(error)),
             message=text_of(error),
@@ -59,10 +65,15 @@ class RemoteFailure:
         )
 
     def original(self) -> BaseException | None:
-        """Rebuild the exception with its chain; None if its class is not to be had here."""
+        """Rebuild the exception with its chain; None if its class is not to be had here.
+
+        Of Hardpoint's own errors the text is enough, if nothing more could travel.
+        """
+        error: BaseException | None
         if self.encoded is None:
-            return None
-        error = codec.decode_exception(self.encoded)
+            error = _own_error(self.type_name, self.message)
+        else:
+            error = codec.decode_exception(self.encoded)
         if error is not None and self.cause is not None:
             try:
                 error.__cause__ = self.cause.original()
@@ -98,6 +109,19 @@ def qualified_name(kind: type) -> str:
         if kind.__module__ == "builtins"
         else f"{kind.__module__}.{kind.__qualname__}"
     )
+
+
+def _own_error(type_name: str, message: str) -> HardpointError | None:
+    """Return an error of Hardpoint's by its name and text, if its class is loaded here."""
+    kinds = [HardpointError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    for kind in kinds:
+        if kind.__module__.startswith("hardpoint.") and qualified_name(kind) == type_name:
+            error = kind.__new__(kind, message)
+            error.args = (message,)
+            return error
+    return None
 
 
 def _tried(read: Callable[[], _R], troubles: list[str]) -> _R | None:

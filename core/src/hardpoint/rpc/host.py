@@ -12,13 +12,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hardpoint.errors import HardpointError, LifecycleError, PluginConflictError
+from hardpoint.errors import (
+    HardpointError,
+    LifecycleError,
+    PluginConflictError,
+    UnsupportedError,
+)
 from hardpoint.isolation import log_error
 from hardpoint.messages import ModelRunnerOutput, SchedulerOutput, StepTicket
 from hardpoint.records import LoadReport, SavedFile, SleepReport, WorkerContext, WorkerHealth
 from hardpoint.references import resolve_class
 from hardpoint.rpc import codec
 from hardpoint.rpc.calls import PackedCall, Reply
+from hardpoint.rpc.encoding import codec_of
 from hardpoint.rpc.exclusive import ExclusiveClaim
 from hardpoint.rpc.failures import RemoteFailure
 from hardpoint.rpc.lifecycle import CAPABILITIES, STEPS, Lifecycle, Stage
@@ -68,6 +74,7 @@ class WorkerHost:
         self._bound: dict[str, Callable[..., Any]] = {}
         self._ready: dict[str, Callable[..., Any]] = {}  # those that this stage allows at any time
         self._rank = context.rank
+        self._codec = codec_of(context.config)
         claim = ExclusiveClaim(platform.name) if platform.exclusive else None
         self._claim = claim
         try:
@@ -80,7 +87,7 @@ class WorkerHost:
             raise
 
     def handle(
-        self, call: PackedCall, pack: Callable[[Any, str], codec.Parcel] = codec.pack
+        self, call: PackedCall, pack: Callable[[Any, str], codec.Parcel] | None = None
     ) -> Reply:
         """Run one call and acknowledge it, with its value if this rank was asked for one. Never
         raises. ``pack`` is :func:`hardpoint.rpc.codec.carry` where a channel's end encodes.
@@ -91,14 +98,15 @@ class WorkerHost:
             value = self._run(call)
             if value is not None:
                 asked = call.reply_rank is None or call.reply_rank == rank
-                value = pack(value, f"result of {call.name!r}") if asked else None
+                packing = pack or self._codec.pack
+                value = packing(value, f"result of {call.name!r}") if asked else None
             return Reply(call_id=call.call_id, rank=rank, generation=call.generation, value=value)
         except BaseException as error:  # noqa: BLE001 - every rank acknowledges every call
             return Reply(
                 call_id=call.call_id,
                 rank=rank,
                 generation=call.generation,
-                failure=RemoteFailure.of(error),
+                failure=RemoteFailure.of(error, encode=self._codec.encode_exception),
             )
         finally:
             self._busy_since = None
@@ -131,7 +139,6 @@ class WorkerHost:
 
     def _own_methods(self) -> dict[str, Callable[..., Any]]:
         """Return the methods for which the host does more than forward."""
-        worker = self.worker
         return {
             "init_device": self._init_device,
             "load_model": self._load_model,
@@ -144,7 +151,7 @@ class WorkerHost:
             "discard": self._discard,
             "reload_weights": self._reload_weights,
             "save_sharded_state": self._save_sharded_state,
-            "apply_model": lambda function, *args: function(worker.get_model(), *args),
+            "apply_model": self._apply_model,
             "shutdown": self.close,
         }
 
@@ -171,6 +178,7 @@ class WorkerHost:
         if type(method) is str and (function := self._ready.get(method)) is not None:
             return function(*args, **kwargs)
         if not isinstance(method, str):
+            self._require_callables()
             self.lifecycle.require_open(call.name)
             return method(self.worker, *args, **kwargs)
         function = self._bound.get(method)
@@ -187,6 +195,15 @@ class WorkerHost:
         elif capability is None and method not in STEPS.values():
             self._ready[method] = function
         return value
+
+    def _require_callables(self) -> None:
+        """Raise UnsupportedError if the configuration lets no functions be sent: a call that came
+        here all the same is not run.
+        """
+        if not self._codec.callables:
+            raise UnsupportedError(
+                "functions sent to workers", 'rpc.pickle = "never"', hint="Call a method by name."
+            )
 
     def _lookup(self, name: str) -> Callable[..., Any]:
         if not name.startswith("_"):
@@ -232,6 +249,10 @@ class WorkerHost:
                 f"initialize_from_config: {len(plans)} plans for {self.context.world_size} ranks"
             )
         self.worker.initialize_from_config(plans[self.context.rank])
+
+    def _apply_model(self, function: Callable[..., Any], *args: Any) -> Any:
+        self._require_callables()
+        return function(self.worker.get_model(), *args)
 
     def _execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | StepTicket:
         self.sleep_state.require_awake("execute_model")

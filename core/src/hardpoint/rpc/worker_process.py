@@ -24,7 +24,9 @@ from hardpoint.records import WorkerContext
 from hardpoint.registry import Registry
 from hardpoint.rpc.calls import PackedCall, Reply
 from hardpoint.rpc.channel import ChannelClosedError
+from hardpoint.rpc.codec import carry
 from hardpoint.rpc.control import ControlThread
+from hardpoint.rpc.encoding import codec_of
 from hardpoint.rpc.failures import RemoteFailure
 from hardpoint.rpc.faults import DUPLICATE, LOSE, VARIABLE, fault
 from hardpoint.rpc.host import WorkerHost
@@ -142,7 +144,7 @@ def _live(
         host = _built(boot, control)
         fault("worker.before_ready", boot.rank)
     except BaseException as error:  # noqa: BLE001 - told to the driver, which raises it
-        failure = RemoteFailure.of(error)
+        failure = RemoteFailure.of(error, encode=codec_of(boot.config).encode_exception)
     reply = Reply(
         call_id=boot.start_call, rank=boot.rank, generation=boot.generation, failure=failure
     )
@@ -216,7 +218,7 @@ def _serve(
         elif call.queued and not begin(call.call_id):
             end.reply(Reply(call_id=call.call_id, rank=rank, generation=call.generation))
             continue
-        reply = host.handle(call)
+        reply = host.handle(call, carry)
         if work.left:
             return
         if fault.active:

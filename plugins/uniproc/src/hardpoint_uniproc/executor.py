@@ -55,7 +55,7 @@ class UniProcExecutor(Executor):
 
     def call_workers(self, call: Call) -> None:
         """Queue ``call`` for the worker."""
-        packed = call.pack()
+        packed = call.pack(self.codec)
         if self._thread is not None:
             self._thread.submit(packed)
 

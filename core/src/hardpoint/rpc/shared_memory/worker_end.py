@@ -124,7 +124,7 @@ class SharedWorkerEnd(WorkerEnd):
             try:
                 encoded = encoded_value(self._codec, reply.value)
             except EncodingError as error:
-                failure = RemoteFailure.of(error)
+                failure = RemoteFailure.of(error, encode=self._codec.encode_exception)
             else:
                 if encoded is None:
                     self._replies.put(NOTHING, *ids)

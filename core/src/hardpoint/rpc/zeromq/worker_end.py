@@ -77,7 +77,7 @@ class ZmqWorkerEnd(WorkerEnd):
                 encoded = encoded_value(self._codec, reply.value)
                 kind = NOTHING if encoded is None else VALUE
             except EncodingError as error:
-                failure = RemoteFailure.of(error)
+                failure = RemoteFailure.of(error, encode=self._codec.encode_exception)
         if failure is not None:
             encoded, kind = self._codec.encode(failure, "the call's failure"), FAILURE
         header = Header(kind, self._sequence, reply.call_id, reply.generation, self._rank)

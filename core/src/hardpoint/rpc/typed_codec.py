@@ -1,0 +1,244 @@
+"""The codec of ``rpc.pickle = "never"``: msgpack of plain data and of records known beforehand.
+
+Nothing that it reads names a class to import or code to run: a name that is not in the table is
+refused. Not for speed: nested tuples and records are packed each on its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path, PurePath
+from types import ModuleType
+from typing import Any, ClassVar
+
+import attrs
+import msgpack  # type: ignore[import-untyped]
+from attrs import frozen
+
+from hardpoint.errors import EncodingError, UnsupportedError
+from hardpoint.isolation import text_of
+from hardpoint.rpc import codec
+from hardpoint.rpc.encoding import Buffer, Codec
+from hardpoint.rpc.failures import RemoteFailure
+
+MODULES = (
+    "hardpoint.adapters",
+    "hardpoint.capabilities",
+    "hardpoint.checkpoints.description",
+    "hardpoint.config.schema",
+    "hardpoint.kv_cache",
+    "hardpoint.messages",
+    "hardpoint.metadata",
+    "hardpoint.records",
+    "hardpoint.rpc.failures",
+    "hardpoint.rpc.worker_process",
+    "hardpoint.sampling_params",
+    "hardpoint.sleep",
+)
+"""Their records and enumerations travel."""
+
+_TUPLE, _SET, _FROZENSET, _COMPLEX, _INT, _RECORD, _ENUM, _PATH, _MAPPING = range(1, 10)
+_DEEPEST = 200
+
+
+class UntypedError(UnsupportedError, EncodingError):
+    """A value of a type that does not travel under ``rpc.pickle = "never"``; names the path to
+    it.
+    """
+
+
+class TypedCodec(Codec):
+    """Plain data (numbers, text, bytes, lists, tuples, sets, mappings, paths) and known records.
+
+    ``classes`` are records known besides those of Hardpoint itself: settings, say. A bytearray or
+    a memoryview arrives as bytes, a subclass of a plain type not at all.
+    """
+
+    name: ClassVar[str] = "typed"
+    callables: ClassVar[bool] = False
+
+    def __init__(self, classes: Iterable[type] = ()) -> None:
+        self._classes = {_name(kind): kind for kind in (*_own_classes(), *classes)}
+
+    def encode(self, value: object, where: str) -> codec.Encoded:
+        """Encode a value; raise UntypedError for what is not known."""
+        try:
+            return codec.Encoded(self._pack(value))
+        except UntypedError as error:
+            raise _refusal(*self._offender(value, where)) from error
+        except Exception as error:
+            raise EncodingError(
+                f"{where} cannot be sent between driver and worker: {type(error).__name__}: "
+                f"{text_of(error)}"
+            ) from error
+
+    def parcel(self, data: Buffer, buffers: Sequence[memoryview]) -> codec.Parcel:
+        """Wrap what :meth:`encode` made."""
+        return _Parcel(self, data)
+
+    def decode(self, data: Buffer, where: str) -> Any:
+        """Decode what :meth:`encode` made; raise EncodingError for anything else."""
+        try:
+            return self._unpack(data)
+        except BaseException as error:
+            raise EncodingError(
+                f"{where} was sent but cannot be rebuilt here ({type(error).__name__}: "
+                f"{text_of(error)})"
+            ) from error
+
+    def encode_exception(self, error: BaseException) -> bytes | None:
+        """Return None: of exceptions only the text travels."""
+        return None
+
+    def pack(self, value: object, where: str) -> codec.Parcel:
+        """Prepare a value for a worker of this process: by reference if immutable."""
+        return codec.Carried(value) if codec.immutable(value) else self._parcel_of(value, where)
+
+    def _parcel_of(self, value: object, where: str) -> codec.Parcel:
+        return _Parcel(self, self.encode(value, where).data)
+
+    # Both ways.
+
+    def _pack(self, value: object) -> bytes:
+        packer = msgpack.Packer(
+            default=self._extended, strict_types=True, unicode_errors="surrogatepass"
+        )
+        packed: bytes = packer.pack(value)
+        return packed
+
+    def _unpack(self, data: Buffer) -> Any:
+        return msgpack.unpackb(
+            data, ext_hook=self._rebuilt, strict_map_key=False, unicode_errors="surrogatepass"
+        )
+
+    def _extended(self, value: Any) -> msgpack.ExtType:
+        """Return what msgpack has no form of its own for, as an extension of it."""
+        kind = type(value)
+        if kind is tuple:
+            return msgpack.ExtType(_TUPLE, self._pack(list(value)))
+        if kind is set or kind is frozenset:
+            code = _SET if kind is set else _FROZENSET
+            return msgpack.ExtType(code, self._pack(list(value)))
+        if kind is complex:
+            return msgpack.ExtType(_COMPLEX, self._pack([value.real, value.imag]))
+        if kind is int:
+            return msgpack.ExtType(_INT, hex(value).encode())
+        if isinstance(value, PurePath):
+            return msgpack.ExtType(_PATH, str(value).encode("utf-8", "surrogateescape"))
+        if self._known(kind):
+            if isinstance(value, Enum):
+                return msgpack.ExtType(_ENUM, self._pack([_name(kind), value.name]))
+            return msgpack.ExtType(_RECORD, self._pack([_name(kind), *_contents(value)]))
+        if isinstance(value, Mapping) and not isinstance(value, dict):
+            return msgpack.ExtType(_MAPPING, self._pack(dict(value)))
+        raise UntypedError(f"a {kind.__qualname__}", "the typed codec")
+
+    def _rebuilt(self, code: int, data: bytes) -> Any:
+        """Return the value of an extension."""
+        if code == _INT:
+            return int(data, 16)
+        if code == _PATH:
+            return Path(data.decode("utf-8", "surrogateescape"))
+        inner = self._unpack(data)
+        if code == _TUPLE:
+            return tuple(inner)
+        if code in (_SET, _FROZENSET):
+            return set(inner) if code == _SET else frozenset(inner)
+        if code == _COMPLEX:
+            return complex(*inner)
+        if code == _MAPPING:
+            return dict(inner)
+        if code in (_RECORD, _ENUM):
+            name, *contents = inner
+            kind = self._classes.get(name)
+            if kind is None or (code == _ENUM) != issubclass(kind, Enum):
+                raise EncodingError(f"{name!r} is no record that travels")
+            return kind[contents[0]] if issubclass(kind, Enum) else _rebuild(kind, contents)
+        raise EncodingError(f"a value of the unknown kind {code}")
+
+    def _offender(self, value: object, path: str, depth: int = 0) -> tuple[str, object]:
+        """Return the path to the first value that does not travel, and itself."""
+        if depth < _DEEPEST:
+            for child_path, child in self._children(value, path):
+                if not self._travels(child):
+                    return self._offender(child, child_path, depth + 1)
+        return path, value
+
+    def _travels(self, value: object) -> bool:
+        try:
+            self._pack(value)
+        except UntypedError:
+            return False
+        except Exception:  # noqa: BLE001 - it fails otherwise: not what is looked for
+            return True
+        return True
+
+    def _children(self, value: object, path: str) -> Iterator[tuple[str, object]]:
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                yield f"{path}[{key!r}]", item
+                yield f"{path}.keys({key!r})", key
+        elif isinstance(value, list | tuple | set | frozenset):
+            for index, item in enumerate(value):
+                yield f"{path}[{index}]", item
+        elif self._known(type(value)) and attrs.has(type(value)):
+            for attribute in attrs.fields(type(value)):  # type: ignore[arg-type]
+                yield f"{path}.{attribute.name}", getattr(value, attribute.name)
+
+    def _known(self, kind: type[Any]) -> bool:
+        return self._classes.get(_name(kind)) is kind
+
+
+@frozen
+class _Parcel:
+    """Bytes that this codec alone opens."""
+
+    codec: TypedCodec
+    data: Buffer
+
+    def unpack(self, where: str, of: str) -> Any:
+        return self.codec.decode(self.data, f"{where} of {of!r}" if of else where)
+
+
+def _own_classes() -> Iterator[type]:
+    for name in MODULES:
+        module: ModuleType = importlib.import_module(name)
+        for kind in vars(module).values():
+            own = isinstance(kind, type) and kind.__module__ == name
+            if own and (attrs.has(kind) or issubclass(kind, Enum)):
+                yield kind
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _contents(value: object) -> list[object]:
+    """Return a record's fields, in the order of its constructor."""
+    if isinstance(value, RemoteFailure) and value.encoded is not None:
+        value = attrs.evolve(value, encoded=None)
+    fields: Sequence[attrs.Attribute[Any]] = attrs.fields(type(value))  # type: ignore[arg-type]
+    return [getattr(value, field.name) for field in fields if field.init]
+
+
+def _rebuild(kind: type, contents: Sequence[object]) -> object:
+    names = [field.alias for field in attrs.fields(kind) if field.init]
+    if len(names) != len(contents):
+        raise EncodingError(f"{_name(kind)} has {len(names)} fields, {len(contents)} came")
+    value = kind(**dict(zip(names, contents, strict=True)))
+    if isinstance(value, RemoteFailure) and value.encoded is not None:
+        raise EncodingError("a failure came with an encoded exception, which is not opened here")
+    return value
+
+
+def _refusal(path: str, offender: object) -> UntypedError:
+    kind = type(offender)
+    what = "a callable" if callable(offender) else f"a {kind.__module__}.{kind.__qualname__}"
+    return UntypedError(
+        f"{what} ({path})",
+        'rpc.pickle = "never"',
+        reason="only plain data and Hardpoint's own records travel then",
+        hint='Send plain data, or set rpc.pickle = "local".',
+    )
