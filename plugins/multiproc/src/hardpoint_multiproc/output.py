@@ -125,11 +125,9 @@ class Output:
             if not data:
                 self._give_back(stream)
                 data = b"\n" if stream.rest else b""
-            *whole, stream.rest = (stream.rest + data).split(b"\n")
-            while len(stream.rest) > LONGEST_LINE:
-                whole.append(stream.rest[:LONGEST_LINE])
-                stream.rest = stream.rest[LONGEST_LINE:]
-            for line in whole:
+            *whole, rest = (stream.rest + data).split(b"\n")
+            *broken, stream.rest = _broken(rest)
+            for line in (*(part for each in whole for part in _broken(each)), *broken):
                 text = line.decode(errors="replace")
                 stream.last.append(text)
                 lines.append(f"({stream.label}) {text}\n")
@@ -163,6 +161,12 @@ class Output:
             sys.stderr.flush()
         except (OSError, ValueError, AttributeError):  # a stream that is closed, or none at all
             return
+
+
+def _broken(line: bytes) -> list[bytes]:
+    """Return a line in parts of at most LONGEST_LINE bytes; the last has what is left."""
+    starts = range(0, len(line) or 1, LONGEST_LINE)
+    return [line[start : start + LONGEST_LINE] for start in starts]
 
 
 def _empty(bell: int) -> None:
