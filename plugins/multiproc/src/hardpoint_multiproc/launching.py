@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, fields, frozen, has
+from attrs import NOTHING, evolve, fields, frozen, has
 from hardpoint.config.problems import config_error, with_origin
 from hardpoint.records import Problem
 from hardpoint.rpc.channel import DriverEnd
@@ -166,14 +166,16 @@ def _portable(config: Config) -> Config:
 
 
 def _keys_of(settings: Any) -> Any:
-    if not has(type(settings)):
+    kind = type(settings)
+    if not has(kind):
         return settings
-    default = type(settings)()
-    names = [each.name for each in fields(type(settings))]
+    needed = {each.name: getattr(settings, each.name) for each in fields(kind)}
+    mandatory = {each.name for each in fields(kind) if each.default is NOTHING}
+    default = kind(**{name: needed[name] for name in mandatory})
     return {
-        name: getattr(settings, name)
-        for name in names
-        if getattr(settings, name) != getattr(default, name)
+        name: value
+        for name, value in needed.items()
+        if name in mandatory or value != getattr(default, name)
     }
 
 
