@@ -74,6 +74,9 @@ class SimulatedTensor(torch.Tensor):
         result = func(*tree_map(inner, args), **tree_map(inner, kwargs))
         if to_host:
             return result
+        for tensor in kwargs.values():  # ``out`` is resized where it is empty, as on a real device
+            if isinstance(tensor, SimulatedTensor) and tensor.shape != tensor.inner.shape:
+                tensor.data = SimulatedTensor(tensor.inner)
         # A view is an inference tensor if its base is one, whatever mode is on.
         as_base = func.is_view and not args[0].is_inference()
         with torch.inference_mode(torch.is_inference_mode_enabled() and not as_base):
