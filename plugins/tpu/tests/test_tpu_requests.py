@@ -235,6 +235,16 @@ def test_a_preempted_request_runs_again_only_with_new_blocks():
     assert requests.blocks[requests["a"].slot, :2].tolist() == [3, 0]
 
 
+def test_a_resumed_request_has_its_new_blocks_alone():
+    """Also if this worker never heard that it was preempted."""
+    requests = table()
+    requests.apply(plan(new("a", prompt=range(9), blocks=(1, 2, 3))))
+    rows = running(("a", (7,), 0, 0), resumed=frozenset({"a"}))
+    requests.apply(plan(counts={"a": 4}, running=rows))
+    assert requests.blocks[requests["a"].slot, :4].tolist() == [7, 0, 0, 0]
+    assert requests.columns["num_blocks"][requests["a"].slot] == 1
+
+
 def test_two_block_tables_are_refused():
     request = NewRequestData(
         req_id="a", prompt=(1,), block_ids=((1,), (2,)), sampling=SamplingParams(temperature=0)

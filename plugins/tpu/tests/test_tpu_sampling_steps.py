@@ -82,7 +82,8 @@ def test_a_row_without_numbers_is_counted_and_alone(run):
     logits[2, :3] = INF
     logits[3] = -INF
     logits[5, 9] = -INF
-    for tokens, wrong in (run["greedy"](logits), drawn(run, logits, temperature=-1)):
+    drawing = drawn(run, logits, temperature=[1e-2, 1, 1, 1] + [-1] * 4)
+    for tokens, wrong in (run["greedy"](logits), drawn(run, logits, temperature=-1), drawing):
         assert np.asarray(wrong).tolist() == [0, 1, 3, V, 0, 0, 0, 0]
         good = [0, 4, 5, 6, 7]
         assert np.asarray(tokens)[good].tolist() == expected[good].tolist()
@@ -122,12 +123,13 @@ def test_only_what_a_cut_leaves_is_drawn_and_all_of_it_can_be(run, cut):
 def test_top_k_keeps_ties_and_top_p_those_of_the_lowest_ids(run):
     logits = np.full((8, V), -20, np.float32)
     logits[:, [4, 9, 20, 33]] = 1.0
-    found = {"top_k": set(), "top_p": set()}
+    wanted = {("top_k", 2): {4, 9, 20, 33}, ("top_p", 0.5): {4, 9}, ("top_p", 0.6): {4, 9, 20}}
+    found = {cut: set() for cut in wanted}
     for position in range(60):
-        for name, value in (("top_k", 2), ("top_p", 0.5)):
+        for name, value in wanted:
             tokens, _ = drawn(run, logits, position=position, **{name: value})
-            found[name] |= set(tokens.tolist())
-    assert found == {"top_k": {4, 9, 20, 33}, "top_p": {4, 9}}
+            found[name, value] |= set(tokens.tolist())
+    assert found == wanted
 
 
 def test_top_p_of_one_changes_nothing(run):
