@@ -141,7 +141,9 @@ def test_an_end_that_raises_does_not_silence_the_lane(pair, caplog):
 
 
 @pytest.mark.parametrize(
-    "data", [b"x", bytes(9), b"\xff" * 9, os.urandom(100), b"\x80\x05cos\nsystem\n."]
+    "data",
+    [b"x", bytes(9), b"\xff" * 9, os.urandom(100), b"\x80\x05cos\nsystem\n."],
+    ids=["short", "zeros", "ones", "random", "pickle"],
 )
 def test_hostile_messages_to_a_worker_have_no_effect(pair, data):
     pair.lane._end.send(data)
@@ -150,7 +152,11 @@ def test_hostile_messages_to_a_worker_have_no_effect(pair, data):
     assert not pair.thread.cancelled()
 
 
-@pytest.mark.parametrize("data", [b"x", bytes(500), os.urandom(113), b"\x80\x05cos\nsystem\n."])
+@pytest.mark.parametrize(
+    "data",
+    [b"x", bytes(500), os.urandom(113), b"\x80\x05cos\nsystem\n."],
+    ids=["short", "long", "random", "pickle"],
+)
 def test_hostile_messages_to_the_driver_have_no_effect(pair, data):
     pair.theirs.send(data)
     pair.lane.order(Order.PING, 9)
