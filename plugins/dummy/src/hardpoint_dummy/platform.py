@@ -23,6 +23,7 @@ class DummyPlatform(Platform):
     worker_class: ClassVar[str] = "hardpoint_dummy.worker:DummyWorker"
     model_runner_class: ClassVar[str] = "hardpoint_dummy.model_runner:DummyModelRunner"
     capabilities: ClassVar[Mapping[Capability, Support]] = dict.fromkeys(Capability, YES)
+    preload: ClassVar[tuple[str, ...]] = ("hardpoint_dummy.worker", "hardpoint_dummy.model_runner")
     support_level: ClassVar[str] = "L1"
 
     def __init__(self, settings: object | None = None) -> None:

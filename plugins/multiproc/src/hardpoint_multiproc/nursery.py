@@ -40,8 +40,15 @@ PLAIN_ENTRY = (
 )
 """What a plain worker's interpreter runs."""
 
-WORKER_MODULES = ("hardpoint_multiproc.worker_entry", "hardpoint.rpc.shared_memory.worker_end")
-"""What every worker needs of Hardpoint itself; it has no plugin among it."""
+WORKER_MODULES = (
+    "hardpoint_multiproc.worker_entry",
+    "hardpoint.rpc.shared_memory.worker_end",
+    "cattrs",
+    "packaging.requirements",
+)
+"""What every worker needs of Hardpoint itself, and what that imports when it first needs it. There
+is no plugin among it.
+"""
 
 
 class Nursery:
