@@ -140,11 +140,12 @@ class Driver:
     ``said`` are the JSON lines that it printed so far.
     """
 
-    def __init__(self, script, mark, *arguments, **environment):
+    def __init__(self, script, mark, *arguments, cwd=None, **environment):
         self.mark = mark
         self.process = subprocess.Popen(
             [sys.executable, str(script), *arguments],
             env={**os.environ, MARK: mark, **environment},
+            cwd=cwd,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

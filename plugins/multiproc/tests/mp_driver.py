@@ -4,6 +4,7 @@ going on, and does what its first argument names. Keys of the configuration foll
 
 import json
 import os
+import signal
 import sys
 import time
 
@@ -26,6 +27,9 @@ def whole(text):
 
 
 what, *keys = sys.argv[1:]
+if what == "deafened":  # by whoever started it, or by a library
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
 given = {key: whole(value) for key, value in (each.split("=", 1) for each in keys)}
 settings = {
     "model": "dummy",
@@ -57,8 +61,6 @@ def child_of_worker(worker):
 
 
 def deaf(worker):
-    import signal
-
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
@@ -82,7 +84,7 @@ if what == "exit":
     sys.exit(5)
 if what == "raise":
     raise ValueError("the user's own")
-if what == "shutdown":
+if what in ("shutdown", "deafened"):
     executor.shutdown()
     say(closed=True)
     sys.exit(0)

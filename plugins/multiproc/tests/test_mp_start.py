@@ -25,6 +25,7 @@ from hardpoint.errors import (
 from hardpoint.records import ForkSafety
 from hardpoint_dummy.faults import DummyFault
 from hardpoint_multiproc.nursery_process import NurseryProcess
+from hardpoint_multiproc.plugin import probe
 
 START = ["nursery", "plain"]
 
@@ -134,6 +135,38 @@ def test_the_users_script_is_not_run_again_and_needs_no_guard(drivers):
         ["closed"],
     ]
     assert driver.ended() == (0, "")
+
+
+@pytest.mark.parametrize("start", START)
+def test_what_lies_in_the_current_folder_passes_for_no_library(drivers, tmp_path, start):
+    for name in ("json", "signal", "hardpoint", "attrs", "socket"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
+    driver = drivers("shutdown", f"plugins.mp.start={start}", cwd=tmp_path)
+    for _ in range(4):
+        driver.line()
+    assert driver.ended() == (0, "")
+
+
+@pytest.mark.parametrize("start", START)
+def test_signals_that_the_driver_blocks_or_ignores_are_its_own_affair(drivers, start):
+    driver = drivers("deafened", f"plugins.mp.start={start}")
+    for _ in range(4):
+        driver.line()
+    assert driver.ended() == (0, "")
+
+
+def test_a_program_that_does_not_know_its_interpreter_is_told_so(launcher, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(ExecutorFailedError, match=r"sys.executable is empty.*executor = 'uni'"):
+        launcher.start()
+
+
+def test_another_system_is_told_of_by_the_probe(monkeypatch):
+    assert probe().available
+    monkeypatch.setattr(sys, "platform", "darwin")
+    verdict = probe()
+    assert not verdict.available
+    assert "this is darwin" in verdict.reason
 
 
 # Which way.

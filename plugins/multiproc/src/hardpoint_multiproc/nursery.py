@@ -183,6 +183,7 @@ class Nursery:
             spec["env"],
             file_actions=actions,
             setpgroup=0,
+            setsigmask=(),
             setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGPIPE],
         )
 
@@ -271,6 +272,9 @@ def _leave(code: int) -> NoReturn:
 def main(fd: int, parent: int) -> None:
     """Be a nursery for the process ``parent``, by the socket ``fd``, in a new interpreter."""
     end_with_parent(parent)
+    # Whatever the driver blocks or ignores, children must be heard and workers reachable.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     set_title("hardpoint-nursery")
     lane = socket.socket(fileno=fd)
     nursery = Nursery(lane)

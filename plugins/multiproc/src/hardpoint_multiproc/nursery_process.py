@@ -48,8 +48,13 @@ KILL_SECONDS = 1.0
 
 def interpreter() -> list[str]:
     """Return the command of an interpreter like this one: same program, same strictness."""
+    if not sys.executable:
+        raise ExecutorFailedError(
+            "this program does not know the interpreter that runs it (sys.executable is empty), so "
+            "it cannot start others; use executor = 'uni'"
+        )
     flags = sys.flags
-    command = [sys.executable]
+    command = [sys.executable, "-P"]  # what lies in the current folder must not pass for a library
     command += ["-" + "O" * flags.optimize] if flags.optimize else []
     command += ["-B"] if sys.dont_write_bytecode else []
     command += ["-E"] if flags.ignore_environment and not flags.isolated else []
@@ -138,15 +143,18 @@ class _State:
         """Start the process. On the loop's thread: the process ends with the thread."""
         if self._closed:
             return
+        try:
+            self._run(interpreter())
+        except BaseException as error:  # noqa: BLE001 - raised where `ready` is asked for
+            self.ready.set_exception(error)
+
+    def _run(self, command: list[str]) -> None:
         self.output.start()
         out = self.output.add(KEY, "nursery")
         self._lane, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [
-            *interpreter(), "-c", _ENTRY, str(far.fileno()), str(self.pid), json.dumps(sys.path),
-        ]  # fmt: skip
         try:
             self.process = subprocess.Popen(  # noqa: S603 - this very interpreter
-                command,
+                [*command, "-c", _ENTRY, str(far.fileno()), str(self.pid), json.dumps(sys.path)],
                 env={**os.environ, **ONE_THREAD},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -154,13 +162,11 @@ class _State:
                 pass_fds=[far.fileno()],
                 start_new_session=True,
             )
-            self.tell({"op": "preload", "modules": self.preload}, ())
-            self.loop.watch(self._lane.fileno(), partial(self._hear, self._lane))
-        except BaseException as error:  # noqa: BLE001 - raised where `ready` is asked for
-            self.ready.set_exception(error)
         finally:
             far.close()
             os.close(out)
+        self.tell({"op": "preload", "modules": self.preload}, ())
+        self.loop.watch(self._lane.fileno(), partial(self._hear, self._lane))
 
     def _hear(self, lane: socket.socket) -> None:
         got = descriptors.receive(lane)

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+
 from hardpoint.hookspecs import hookimpl
-from hardpoint.records import ExecutorRecord
+from hardpoint.records import ExecutorRecord, Verdict
+
+
+def probe() -> Verdict:
+    """Say whether this system has what worker processes are started and watched by."""
+    if sys.platform != "linux":
+        return Verdict(
+            available=False,
+            reason=f"it starts and watches worker processes by means that Linux alone has, and "
+            f"this is {sys.platform}",
+        )
+    return Verdict(available=True, reason="worker processes on this host")
 
 
 @hookimpl
@@ -13,6 +26,7 @@ def hardpoint_executor() -> ExecutorRecord:
         name="mp",
         api=(2, 0),
         executor="hardpoint_multiproc.executor:MultiprocExecutor",
+        probe=probe,
         settings="hardpoint_multiproc.settings:MultiprocSettings",
         summary="one process for each worker, on this host",
     )
