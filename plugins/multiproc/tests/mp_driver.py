@@ -84,6 +84,9 @@ if what == "exit":
     sys.exit(5)
 if what == "raise":
     raise ValueError("the user's own")
+if what == "deafened":
+    masks = executor.collective_rpc(lambda worker: signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    say(masks=[sorted(mask) for mask in masks])
 if what in ("shutdown", "deafened"):
     executor.shutdown()
     say(closed=True)
