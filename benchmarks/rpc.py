@@ -1,11 +1,16 @@
-"""Calls of all workers beside other ways to make them, in one run; also ``hardpoint bench rpc``.
+"""What a call of all workers costs, beside other ways to make one, in one run. The same as
+`hardpoint bench rpc`, which lists the options.
 
-python benchmarks/rpc.py [--quick] [--json] [--plot FILE.png]
+    python benchmarks/rpc.py [--quick] [--json] [--plot FILE.png] [--vllm-python PATH]
+
+How each transport does its part is said in its file, in `hardpoint_engine/bench/transports`.
 """
 
 from __future__ import annotations
 
-from hardpoint_engine.cli.bench_command import bench
+import sys
+
+from hardpoint.cli import main
 
 if __name__ == "__main__":
-    bench(["rpc"])
+    main(["bench", "rpc", *sys.argv[1:]])

@@ -1,1 +1,1 @@
-"""What ``hardpoint bench`` measures."""
+"""What ``hardpoint bench`` measures. Nothing here is imported by an engine."""

@@ -1,0 +1,152 @@
+"""One transport as the benchmark sees it: a process that is told to make calls."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hardpoint.errors import HardpointError
+
+from hardpoint_engine.bench.process_tree import cpu_seconds, descendants, kill_tree
+
+HERE = Path(__file__).parent
+FILES: Mapping[str, str] = {
+    "hardpoint-mp": "hardpoint_mp.py",
+    "pipe": "pipe.py",
+    "zmq": "zeromq.py",
+    "ray": "ray_actors.py",
+    "vllm-mq": "vllm_queue.py",
+}
+"""Every transport, and its file in ``transports``."""
+PATIENCE = 180.0
+"""Seconds for any order."""
+CLOSE_SECONDS = 30.0
+QUIET_SHARE = 0.02
+QUIET_WINDOW = 0.03
+MOST_UNQUIET = 3.0
+"""A transport is at rest when it used less than this share of a core for so many seconds; so many
+are waited for that.
+"""
+
+
+class TransportMissingError(HardpointError):
+    """The library of a transport is not installed."""
+
+
+class TransportFailedError(HardpointError):
+    """A transport did not do what it was told."""
+
+
+class Driver:
+    """Starts the process at once, with the interpreter ``python``; :meth:`opened` waits for it."""
+
+    def __init__(self, name: str, python: str = sys.executable) -> None:
+        self.name = name
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the driver
+        self._pending = b""
+        self.processes: tuple[int, ...] = ()
+        path = HERE / "transports" / FILES[name]
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - an interpreter that the caller chose
+                [python, str(HERE / "turns.py"), str(path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,
+                bufsize=0,
+            )
+        except OSError as error:
+            self._log.close()
+            raise TransportMissingError(f"{python} cannot be run: {error.strerror}") from None
+
+    def opened(self) -> None:
+        """Wait until its library is loaded. Raises TransportMissingError."""
+        self._answer("load the library")
+
+    def start(self, workers: int) -> None:
+        """Start workers."""
+        self.tell("start", workers=workers)
+        self.processes = descendants(self._process.pid)
+
+    def stop(self) -> None:
+        """End the workers."""
+        self.tell("stop")
+
+    def tell(self, order: str, **how: Any) -> dict[str, Any]:
+        """Have an order carried out and return the answer. Raises TransportFailedError."""
+        line = json.dumps({"do": order, **how}).encode() + b"\n"
+        stdin = self._process.stdin
+        if stdin is None:
+            raise TransportFailedError(f"{self.name} has no standard input")
+        with contextlib.suppress(BrokenPipeError):  # its answer, or the lack of one, tells more
+            stdin.write(line)
+        return self._answer(order)
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of all its processes so far."""
+        return cpu_seconds(self.processes)
+
+    def settle(self) -> None:
+        """Wait until its processes are at rest, so that the next one has the machine: some go on
+        spinning for a second after a call.
+        """
+        end = time.monotonic() + MOST_UNQUIET
+        while time.monotonic() < end:
+            before = self.cpu_seconds()
+            time.sleep(QUIET_WINDOW)
+            if self.cpu_seconds() - before < QUIET_SHARE * QUIET_WINDOW:
+                return
+
+    def close(self) -> None:
+        """Have it end; whatever of it is left after that is killed."""
+        try:
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            kill_tree(self._process.pid)
+            self._process.wait()
+        except BaseException:
+            kill_tree(self._process.pid)
+            raise
+        finally:
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+            self._log.close()
+
+    def _answer(self, order: str) -> dict[str, Any]:
+        line = self._line(order)
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "its process ended"}
+        if (missing := answer.get("missing")) is not None:
+            raise TransportMissingError(missing)
+        if (error := answer.get("error")) is not None:
+            self._log.seek(0)
+            last = "\n  ".join(self._log.read().strip().splitlines()[-8:])
+            raise TransportFailedError(f"{self.name} failed to {order}: {error}\n  {last}".strip())
+        return answer
+
+    def _line(self, order: str) -> bytes:
+        stdout = self._process.stdout
+        if stdout is None:
+            raise TransportFailedError(f"{self.name} has no standard output")
+        end = time.monotonic() + PATIENCE
+        while b"\n" not in self._pending:
+            if not select.select([stdout.fileno()], [], [], max(0.0, end - time.monotonic()))[0]:
+                kill_tree(self._process.pid)
+                raise TransportFailedError(f"{self.name} did not {order} within {PATIENCE:g} s")
+            part = os.read(stdout.fileno(), 1 << 16)
+            if not part:
+                return b""
+            self._pending += part
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line

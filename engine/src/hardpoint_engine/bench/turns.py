@@ -1,0 +1,164 @@
+"""The driver of one transport, a process of its own: ``python turns.py transports/NAME.py``.
+
+Run by path, in the interpreter that has the transport's library; of Hardpoint it needs nothing.
+It does one order after the other, a JSON document a line on standard input, and answers each with
+one. Whatever else is printed goes to standard error.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+ARRAY = 1 << 20
+"""Bytes from which a payload is an array, where a transport sends an array's memory apart."""
+
+
+class Transport(Protocol):
+    """What a file of ``transports`` has a class of."""
+
+    arrays: bool
+    """Whether it sends the memory of an array apart from the rest of a message."""
+
+    def start(self, workers: int) -> None:
+        """Start that many workers."""
+
+    def call(self, payload: Any) -> list[int]:
+        """Send ``payload`` to every worker; return what each answers: its last byte."""
+
+    def stop(self) -> None:
+        """End the workers."""
+
+    def close(self) -> None:
+        """End whatever else was started."""
+
+
+class WrongAnswerError(Exception):
+    """The workers did not all answer with the last byte of what was sent."""
+
+
+def load_transport(path: str) -> Transport:
+    """Return the transport of a file. Raises ImportError if its library is not installed."""
+    spec = importlib.util.spec_from_file_location("transport", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(path)
+    # Not entered into sys.modules: what sends a class to other processes then sends all of it.
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    transport: Transport = module.Transport()
+    return transport
+
+
+def payloads(size: int, arrays: bool) -> list[tuple[Any, int]]:
+    """Return two payloads of ``size`` bytes, each with its last byte, to be sent in turn: an answer
+    to the wrong one is seen.
+    """
+    contents = [(bytes(size - 1) + bytes((last,)), last) for last in (7, 93)]
+    if not arrays or size < ARRAY:
+        return list(contents)
+    numpy = importlib.import_module("numpy")
+    return [(numpy.frombuffer(bytearray(data), numpy.uint8), last) for data, last in contents]
+
+
+def take_turn(
+    call: Callable[[Any], list[int]],
+    sent: list[tuple[Any, int]],
+    *,
+    workers: int,
+    warm_ups: int,
+    calls: int,
+    seconds: float,
+    every: float,
+) -> dict[str, Any]:
+    """Call until ``calls`` calls were made or ``seconds`` have passed, each at least ``every``
+    seconds after the one before. Return their times in ns and when the last one ended (monotonic
+    s). Raises WrongAnswerError.
+    """
+    clock = time.perf_counter_ns
+    for number in range(warm_ups):
+        call(sent[number & 1][0])
+    times: list[int] = []
+    end = clock() + int(seconds * 1e9)
+    wanted = [[last] * workers for _, last in sent]
+    for number in range(calls):
+        payload, _ = sent[number & 1]
+        begin = clock()
+        answers = call(payload)
+        times.append(clock() - begin)
+        if answers != wanted[number & 1]:
+            raise WrongAnswerError(f"answers {answers}, not {wanted[number & 1]}")
+        if clock() >= end:
+            break
+        if every:
+            time.sleep(max(0.0, every - (clock() - begin) / 1e9))
+    return {"times": times, "ended": time.monotonic(), "calls": len(times) + warm_ups}
+
+
+class Orders:
+    """Does what it is told, by the name of the order."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._workers = 0
+        self._sent: dict[int, list[tuple[Any, int]]] = {}
+
+    def start(self, workers: int) -> dict[str, Any]:
+        """Start the workers."""
+        self._transport.start(workers)
+        self._workers = workers
+        return {}
+
+    def turn(self, size: int, **how: Any) -> dict[str, Any]:
+        """Make calls with payloads of ``size`` bytes."""
+        sent = self._sent.get(size) or payloads(size, self._transport.arrays)
+        self._sent[size] = sent
+        return take_turn(self._transport.call, sent, workers=self._workers, **how)
+
+    def stop(self) -> dict[str, Any]:
+        """End the workers."""
+        self._sent.clear()
+        self._transport.stop()
+        return {}
+
+
+def main(path: str) -> None:
+    """Serve orders until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    os.set_inheritable(answers.fileno(), False)
+
+    def answer(document: dict[str, Any]) -> None:
+        answers.write(json.dumps(document) + "\n")
+        answers.flush()
+
+    try:
+        transport = load_transport(path)
+    except ImportError as error:
+        answer({"missing": str(error)})
+        return
+    except Exception as error:
+        answer({"error": f"{type(error).__name__}: {error}"})
+        raise
+    answer({})
+    orders = Orders(transport)
+    try:
+        for line in sys.stdin:
+            order = json.loads(line)
+            try:
+                done = getattr(orders, order.pop("do"))(**order)
+            except Exception as error:
+                answer({"error": f"{type(error).__name__}: {error}"})
+                raise
+            answer(done)
+    finally:
+        transport.close()
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # this folder, whose names are not top-level modules
+    main(sys.argv[1])
