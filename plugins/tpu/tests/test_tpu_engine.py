@@ -107,7 +107,7 @@ def test_a_worker_in_a_process_of_its_own(start):
 def test_the_command_line_answers(program_folder):
     done = subprocess.run(
         [str(HARDPOINT), "generate", "--platform", "tpu", "--load-format",
-         "dummy", "--raw", "--max-tokens", "3", "--log-level", "info",
+         "dummy", "--raw", "--max-tokens", "3",
          "--set", "plugins.tpu.backend=cpu", "--set", "plugins.tpu.request_buckets=1,4",
          "--set", "plugins.tpu.token_buckets=16,64", "--num-kv-blocks", "40",
          "--max-model-len", "128", "--max-num-seqs", "4", "--max-num-batched-tokens", "64",

@@ -36,7 +36,9 @@ def take_devices(settings: TpuSettings, count: int, chosen: Sequence[str] = ()) 
     if len(ids) < count or len(known) < count:
         raise _too_few(settings, count, len(known))
     label = LABEL if settings.backend == "cpu" else UNTRIED
-    _logger.info("%d of %d %s devices: %s", count, len(known), settings.backend, label)
+    _logger.warning(
+        "platform tpu on %d of %d %s devices: %s", count, len(known), settings.backend, label
+    )
     return [known[index] for index in ids[:count]]
 
 
