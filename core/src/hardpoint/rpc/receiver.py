@@ -12,19 +12,29 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hardpoint.rpc.channel import CALLER, NOBODY, THREAD, DriverEnd
+from hardpoint.rpc.channel import CALLER, NOBODY, THREAD, ChannelClosedError, DriverEnd
 
 if TYPE_CHECKING:
     from hardpoint.rpc.calls import CallTable, Gather
 
 
 class Receiver:
-    """Delivers the replies of one channel to one call table. Belongs to one executor."""
+    """Delivers the replies of one channel to one call table. Belongs to one executor.
 
-    def __init__(self, end: DriverEnd, table: CallTable) -> None:
+    ``failed(error)`` is called if the channel itself is found broken; without it, all calls fail.
+    """
+
+    def __init__(
+        self,
+        end: DriverEnd,
+        table: CallTable,
+        failed: Callable[[ChannelClosedError], None] | None = None,
+    ) -> None:
         self._end = end
+        self._failed = table.fail_all if failed is None else failed
         self._table = table
         self._open = table.calls
         self._turn = threading.Lock()
@@ -89,7 +99,11 @@ class Receiver:
         end.arm(NOBODY)
         spin_until = time.monotonic() + end.spin_s
         while True:
-            end.collect(deliver)
+            try:
+                end.collect(deliver)
+            except ChannelClosedError as error:
+                self._failed(error)
+                return gather.ended
             if gather.ended:
                 return True
             now = time.monotonic()
@@ -150,6 +164,8 @@ class Receiver:
         try:
             if not self._closed:
                 self._end.collect(lambda *reply: replies.append(reply))
+        except ChannelClosedError as error:
+            self._failed(error)
         finally:
             self._leave()
         return replies

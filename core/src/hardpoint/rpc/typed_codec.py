@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any, ClassVar
@@ -40,7 +41,9 @@ MODULES = (
 """Their records and enumerations travel."""
 
 _TUPLE, _SET, _FROZENSET, _COMPLEX, _INT, _RECORD, _ENUM, _PATH, _MAPPING = range(1, 10)
-_DEEPEST = 200
+_SEQUENCES: Mapping[type[Any], int] = {tuple: _TUPLE, set: _SET, frozenset: _FROZENSET}
+_DEEPEST = 40
+"""Tuples, records and such within each other: each takes some 40 KiB of the C stack, too."""
 
 
 class UntypedError(UnsupportedError, EncodingError):
@@ -101,62 +104,69 @@ class TypedCodec(Codec):
 
     # Both ways.
 
-    def _pack(self, value: object) -> bytes:
+    def _pack(self, value: object, depth: int = 0) -> bytes:
         packer = msgpack.Packer(
-            default=self._extended, strict_types=True, unicode_errors="surrogatepass"
+            default=partial(self._extended, _deeper(depth)),
+            strict_types=True,
+            unicode_errors="surrogatepass",
         )
         packed: bytes = packer.pack(value)
         return packed
 
-    def _unpack(self, data: Buffer) -> Any:
+    def _unpack(self, data: Buffer, depth: int = 0) -> Any:
         return msgpack.unpackb(
-            data, ext_hook=self._rebuilt, strict_map_key=False, unicode_errors="surrogatepass"
+            data,
+            ext_hook=partial(self._rebuilt, _deeper(depth)),
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
         )
 
-    def _extended(self, value: Any) -> msgpack.ExtType:
+    def _extended(self, depth: int, value: Any) -> msgpack.ExtType:
         """Return what msgpack has no form of its own for, as an extension of it."""
         kind = type(value)
-        if kind is tuple:
-            return msgpack.ExtType(_TUPLE, self._pack(list(value)))
-        if kind is set or kind is frozenset:
-            code = _SET if kind is set else _FROZENSET
-            return msgpack.ExtType(code, self._pack(list(value)))
-        if kind is complex:
-            return msgpack.ExtType(_COMPLEX, self._pack([value.real, value.imag]))
-        if kind is int:
+        if kind is int:  # of more than 64 bits
             return msgpack.ExtType(_INT, hex(value).encode())
         if isinstance(value, PurePath):
             return msgpack.ExtType(_PATH, str(value).encode("utf-8", "surrogateescape"))
+        code, inner = self._taken_apart(kind, value)
+        return msgpack.ExtType(code, self._pack(inner, depth))
+
+    def _taken_apart(self, kind: type[Any], value: Any) -> tuple[int, object]:
+        if kind in _SEQUENCES:
+            return _SEQUENCES[kind], list(value)
+        if kind is complex:
+            return _COMPLEX, [value.real, value.imag]
         if self._known(kind):
             if isinstance(value, Enum):
-                return msgpack.ExtType(_ENUM, self._pack([_name(kind), value.name]))
-            return msgpack.ExtType(_RECORD, self._pack([_name(kind), *_contents(value)]))
+                return _ENUM, [_name(kind), value.name]
+            return _RECORD, [_name(kind), *_contents(value)]
         if isinstance(value, Mapping) and not isinstance(value, dict):
-            return msgpack.ExtType(_MAPPING, self._pack(dict(value)))
+            return _MAPPING, dict(value)
         raise UntypedError(f"a {kind.__qualname__}", "the typed codec")
 
-    def _rebuilt(self, code: int, data: bytes) -> Any:
+    def _rebuilt(self, depth: int, code: int, data: bytes) -> Any:
         """Return the value of an extension."""
         if code == _INT:
             return int(data, 16)
         if code == _PATH:
             return Path(data.decode("utf-8", "surrogateescape"))
-        inner = self._unpack(data)
-        if code == _TUPLE:
-            return tuple(inner)
-        if code in (_SET, _FROZENSET):
-            return set(inner) if code == _SET else frozenset(inner)
+        inner = self._unpack(data, depth)
+        for kind, its_code in _SEQUENCES.items():
+            if code == its_code:
+                return kind(inner)
         if code == _COMPLEX:
             return complex(*inner)
         if code == _MAPPING:
             return dict(inner)
         if code in (_RECORD, _ENUM):
-            name, *contents = inner
-            kind = self._classes.get(name)
-            if kind is None or (code == _ENUM) != issubclass(kind, Enum):
-                raise EncodingError(f"{name!r} is no record that travels")
-            return kind[contents[0]] if issubclass(kind, Enum) else _rebuild(kind, contents)
+            return self._record(code, *inner)
         raise EncodingError(f"a value of the unknown kind {code}")
+
+    def _record(self, code: int, name: object, *contents: object) -> object:
+        kind = self._classes.get(name) if isinstance(name, str) else None
+        if kind is None or (code == _ENUM) != issubclass(kind, Enum):
+            raise EncodingError(f"{name!r} is no record that travels")
+        return kind[str(contents[0])] if issubclass(kind, Enum) else _rebuild(kind, contents)
 
     def _offender(self, value: object, path: str, depth: int = 0) -> tuple[str, object]:
         """Return the path to the first value that does not travel, and itself."""
@@ -209,6 +219,12 @@ def _own_classes() -> Iterator[type]:
             own = isinstance(kind, type) and kind.__module__ == name
             if own and (attrs.has(kind) or issubclass(kind, Enum)):
                 yield kind
+
+
+def _deeper(depth: int) -> int:
+    if depth >= _DEEPEST:
+        raise EncodingError(f"more than {_DEEPEST} levels of nesting")
+    return depth + 1
 
 
 def _name(kind: type) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import threading
 
 SAFETY_S = 1.0
 
@@ -24,13 +25,15 @@ class Event:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self._lock = threading.Lock()  # a number that was closed may be another file's already
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
 
     def wake(self) -> None:
-        """Let the sleeper go on."""
-        with contextlib.suppress(BlockingIOError):  # the count is full: awake it is
-            os.eventfd_write(self.fd, 1)
+        """Let the sleeper go on. Any thread; nothing once it is closed."""
+        with self._lock, contextlib.suppress(BlockingIOError):  # the count is full: awake it is
+            if self.fd >= 0:
+                os.eventfd_write(self.fd, 1)
 
     def sleep(self, timeout: float | None) -> None:
         """Sleep until woken, for ``timeout`` seconds, or SAFETY_S, whichever is least."""
@@ -41,6 +44,7 @@ class Event:
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        with self._lock:
+            if self.fd >= 0:
+                os.close(self.fd)
+                self.fd = -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 
 
 class Waker:
@@ -13,20 +14,24 @@ class Waker:
         self.fd, self._writing = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._writing, False)
+        self._lock = threading.Lock()  # a number that was closed may be another file's already
 
     def wake(self) -> None:
-        """Make ``fd`` readable."""
-        with contextlib.suppress(BlockingIOError, OSError):  # it is full, or closed just now
-            os.write(self._writing, b"w")
+        """Make ``fd`` readable; nothing once it is closed."""
+        with self._lock, contextlib.suppress(BlockingIOError):  # it is full: awake it is
+            if self.fd >= 0:
+                os.write(self._writing, b"w")
 
     def clear(self) -> None:
         """Read what was written."""
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.read(self.fd, 4096)
+        with self._lock, contextlib.suppress(BlockingIOError):
+            if self.fd >= 0:
+                os.read(self.fd, 4096)
 
     def close(self) -> None:
         """Close both ends. Idempotent."""
-        if self.fd >= 0:
-            reading, self.fd = self.fd, -1
-            os.close(reading)
-            os.close(self._writing)
+        with self._lock:
+            if self.fd >= 0:
+                os.close(self.fd)
+                os.close(self._writing)
+                self.fd = -1

@@ -1,0 +1,182 @@
+"""Who takes the replies: the caller that waits, or the thread, and never nobody."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+from hardpoint.errors import CallTimeoutError, ExecutorFailedError
+from hardpoint.rpc.channel import ChannelClosedError
+from hardpoint.rpc.shared_memory import bell
+
+PATIENCE = 30.0
+
+
+def reply_threads():
+    return [each for each in threading.enumerate() if each.name == "hardpoint-replies"]
+
+
+@pytest.fixture
+def group(kind, make_group):
+    return make_group(kind, 2, near=True)
+
+
+def test_a_caller_that_waits_needs_no_other_thread(group):
+    for number in range(20):
+        assert group.call("echo", number) == [number] * 2
+    assert reply_threads() == []
+
+
+def test_a_future_completes_though_nobody_waits(group):
+    done = threading.Event()
+    future = group.call("echo", 3, non_block=True)
+    future.add_done_callback(lambda _: done.set())
+    assert done.wait(PATIENCE)
+    assert future.result(0) == [3, 3]
+    assert len(reply_threads()) == 1
+
+
+def test_a_caller_that_waits_is_served_while_others_futures_are_open(group, tmp_path):
+    for number in range(30):
+        futures = [group.call("echo", (number, each), non_block=True) for each in range(5)]
+        assert group.call("echo", number) == [number] * 2
+        assert [f.result(PATIENCE) for f in futures] == [[(number, e)] * 2 for e in range(5)]
+
+
+def test_many_threads_call_at_once_and_each_gets_its_own(kind, make_group):
+    group = make_group(kind, 2, near=True)
+    wrong = []
+
+    def call(source):
+        for _ in range(40):
+            value = source.random()
+            if source.random() < 0.3:
+                got = group.call("echo", value, non_block=True).result(PATIENCE)
+            else:
+                got = group.call("echo", value)
+            if got != [value] * 2:
+                wrong.append((value, got))
+
+    threads = [threading.Thread(target=call, args=(random.Random(seed),)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+    assert group.table.pending == 0
+
+
+def test_a_callback_may_call_and_wait(group):
+    answers = []
+    finished = threading.Event()
+
+    def then(_):
+        answers.append(group.call("echo", "again"))
+        finished.set()
+
+    group.call("echo", 1, non_block=True).add_done_callback(then)
+    group.call("echo", 2)  # this thread may be the one that runs the callback
+    assert finished.wait(PATIENCE)
+    assert answers == [["again"] * 2]
+
+
+def test_a_wait_ends_at_its_deadline(group, tmp_path):
+    began = time.monotonic()
+    with pytest.raises(CallTimeoutError):
+        group.call("gate", tmp_path / "in", tmp_path / "open", timeout=0.2)
+    assert 0.2 <= time.monotonic() - began < 5
+    (tmp_path / "open").touch()
+
+
+def test_a_failure_of_all_calls_wakes_every_caller(group, tmp_path, wait_until):
+    raised = []
+
+    def call():
+        try:
+            group.call("gate", tmp_path / "in", tmp_path / "open")
+        except ExecutorFailedError as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: group.table.pending == 3)
+    time.sleep(0.01)  # beyond the time for which they yield
+    began = time.monotonic()
+    group.table.fail_all(ExecutorFailedError("all over"))
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert time.monotonic() - began < 0.5 * bell.SAFETY_S, "woken, not found by chance"
+    assert [str(error) for error in raised] == ["all over"] * 3
+    (tmp_path / "open").touch()
+
+
+def test_closing_frees_a_caller_from_the_channel(group, tmp_path, wait_until):
+    ended = threading.Event()
+
+    def call():
+        with pytest.raises(ExecutorFailedError):
+            group.call("gate", tmp_path / "in", tmp_path / "open")
+        ended.set()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    wait_until(lambda: len(list(tmp_path.glob("in.*"))) == 2)
+    group.receiver.close()
+    group.end.close()
+    assert not ended.is_set()
+    group.table.fail_all(ExecutorFailedError("shut down"))
+    assert ended.wait(PATIENCE)
+    thread.join()
+    (tmp_path / "open").touch()
+
+
+def test_a_failure_frees_a_sender_that_has_no_room(kind, make_group):
+    group = make_group(kind, 1, near=True, start=False)
+    worker = group.attach(0)  # which takes no call
+    raised = []
+
+    def fill():
+        try:
+            for _ in range(100_000):
+                group.call("echo", bytes(4000), non_block=True, timeout=None)
+        except ChannelClosedError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    thread.join(0.5)
+    if kind == "shared_memory":
+        assert thread.is_alive()
+    group.receiver.abandon()
+    thread.join(PATIENCE)
+    assert len(raised) == 1
+    group.receiver.close()
+    group.end.close()
+    with pytest.raises(ChannelClosedError):
+        take_all(worker)
+    worker.close()
+
+
+def take_all(worker):
+    while worker.receive(PATIENCE) is not None:
+        pass
+
+
+@pytest.mark.parametrize("spin_us", [0.0, 50.0, 200.0])
+def test_no_wake_up_is_lost(make_group, monkeypatch, spin_us):
+    """With no end of a sleep but a wake-up: one that is lost is a time-out here."""
+    monkeypatch.setattr(bell, "SAFETY_S", 1000.0)
+    group = make_group("shared_memory", 2, near=True, spin_us=spin_us)
+    source = random.Random(int(spin_us))
+    waiting = []
+    for number in range(400):
+        time.sleep(source.choice([0, 0, spin_us * 1e-6, spin_us * 3e-6]))
+        if source.random() < 0.3:
+            waiting.append((number, group.call("echo", number, non_block=True)))
+        else:
+            assert group.call("echo", number, timeout=20) == [number] * 2
+    assert [future.result(20) for _, future in waiting] == [[number] * 2 for number, _ in waiting]
