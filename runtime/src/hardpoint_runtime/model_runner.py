@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from hardpoint.checkpoints.sharded_state import SHARDED_STATE
-from hardpoint.errors import (
-    HardpointError,
-    LifecycleError,
-    MemoryBudgetError,
-    UnsupportedError,
-)
+from hardpoint.errors import HardpointError, LifecycleError, MemoryBudgetError, UnsupportedError
 from hardpoint.messages import ModelRunnerOutput, StepTicket
 from hardpoint.model_runner import ModelRunner
 from hardpoint.records import LoadReport, WarmUpReport
@@ -272,9 +267,13 @@ class TorchModelRunner(ModelRunner):
             self._missing("warm_up", "initialize_kv_cache")
         with self.device.inference():
             warm_up(self, self.kv_cache, self.sampler)
+            if self.graphs is not None:
+                self.graphs.close()
+            self.graphs = None
             if self.graph_plan.graphs:
-                self.graphs = self.make_graphs(self.graph_plan)
-                self.graphs.capture_all()
+                graphs = self.make_graphs(self.graph_plan)
+                graphs.capture_all()
+                self.graphs = graphs
         self.workspace.lock()
         self.device.synchronize()
         return WarmUpReport(language_s=time.perf_counter() - started)

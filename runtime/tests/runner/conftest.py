@@ -11,7 +11,7 @@ import torch
 from attrs import evolve
 from hardpoint.capabilities import NOT_YET, YES, Capability, Support
 from hardpoint.checkpoints.description import ModelDescription
-from hardpoint.config.schema import CacheConfig, Config, ModelConfig, SchedulerConfig
+from hardpoint.config.schema import CacheConfig, Config, GraphConfig, ModelConfig, SchedulerConfig
 from hardpoint.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheTensor
 from hardpoint.messages import CachedRequestData, NewRequestData, SchedulerOutput
 from hardpoint.platform import Platform
@@ -139,6 +139,19 @@ def make_runner(make_context, platform, registry, device_class) -> Callable[...,
         runner = runner_class(context, platform, registry, device_class())
         runner.load_model()
         runner.initialize_kv_cache(plan_for(runner.get_kv_cache_spec(), num_blocks))
+        return runner
+
+    return make
+
+
+@pytest.fixture
+def make_graphs(make_runner):
+    """Return a warmed-up runner with graphs."""
+
+    def make(mode, *, sizes=None, warm_ups=0, **more):
+        graph = GraphConfig(graph_mode=mode, graph_sizes=sizes, graph_warm_ups=warm_ups)
+        runner = make_runner(graph=graph, max_num_seqs=4, max_num_batched_tokens=24, **more)
+        runner.warm_up()
         return runner
 
     return make

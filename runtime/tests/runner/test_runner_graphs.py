@@ -15,7 +15,7 @@ from hardpoint.errors import CancelledStepError, ConfigError, LifecycleError
 from hardpoint.records import Offer
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_runtime.attention import paged
-from hardpoint_runtime.graphs.errors import GraphBufferError, GraphCaptureError
+from hardpoint_runtime.graphs.errors import GraphCaptureError
 from hardpoint_runtime.graphs.modes import GraphMode
 from hardpoint_runtime.graphs.piecewise import EagerPiece, PiecewiseGraph, Segment
 from hardpoint_runtime.graphs.plan import Capture
@@ -26,19 +26,6 @@ from hardpoint_runtime.model_runner import TorchModelRunner
 EAGER = {}
 MODES = ("piecewise", "full", "full_and_piecewise", "full_decode_only")
 LAYERS = 2
-
-
-@pytest.fixture
-def make_graphs(make_runner):
-    """Return a warmed-up runner with graphs."""
-
-    def make(mode, *, sizes=None, warm_ups=0, **more):
-        graph = GraphConfig(graph_mode=mode, graph_sizes=sizes, graph_warm_ups=warm_ups)
-        runner = make_runner(graph=graph, max_num_seqs=4, max_num_batched_tokens=24, **more)
-        runner.warm_up()
-        return runner
-
-    return make
 
 
 def drawn(seed):
@@ -332,103 +319,6 @@ def test_a_device_with_graphs_of_its_own_needs_no_more(
         name: each[0] for name, each in eager_histories(1)[0].items()
     }
     assert runner.device.replayed == pieces * sum(1 for s in stats if s and s.mode != "NONE") > 0
-
-
-# Memory that moved.
-
-
-@pytest.fixture(params=["full", "piecewise"])
-def replayed(request, make_graphs, make_driver):
-    """A runner whose graphs ran once, and a step that would replay again."""
-    runner = make_graphs(request.param, sizes=(4,))
-    driver = make_driver(runner)
-    driver.add("a", [1, 2, 3])
-    driver.step({"a": 3})
-    return runner, driver
-
-
-def test_another_kv_cache_is_a_named_error(replayed):
-    runner, driver = replayed
-    layer = next(iter(runner.kv_cache.layers))
-    cache = runner.kv_cache.layers[layer]
-    runner.kv_cache.layers[layer] = evolve(cache, value=cache.value.clone())
-    with pytest.raises(GraphBufferError, match=f"the value cache of {layer} is at 0x"):
-        driver.step({"a": 1})
-
-
-def test_another_weight_is_a_named_error(replayed):
-    runner, driver = replayed
-    norm = runner.model.layers[1].input_norm
-    norm.weight = torch.nn.Parameter(norm.weight.clone(), requires_grad=False)
-    with pytest.raises(GraphBufferError, match=r"weight layers\.1\.input_norm\.weight is at 0x"):
-        driver.step({"a": 1})
-
-
-def test_a_weight_with_other_memory_is_a_named_error(replayed):
-    runner, driver = replayed
-    runner.model.embed.weight.data = runner.model.embed.weight.data.clone()
-    with pytest.raises(GraphBufferError, match="weight embed"):
-        driver.step({"a": 1})
-
-
-def test_weights_changed_in_place_are_used(replayed):
-    runner, driver = replayed
-    before = driver.step({"a": 1}).tokens
-    with torch.inference_mode():
-        runner.model.norm.weight.fill_(0)
-    after = driver.step({"a": 1}).tokens
-    assert after == ((0,),)
-    assert before != after
-
-
-def test_other_inputs_than_the_static_buffers_are_a_named_error(replayed):
-    runner, _ = replayed
-    model = next(iter(runner.graphs.captured._graphs.values()))
-    batch = model.batch
-    with torch.inference_mode():
-        step = runner.make_forward_context(dummy_inputs(model.capture), batch)
-    for given in (
-        (batch.token_ids.clone(), batch.positions),
-        (batch.token_ids, batch.positions.clone()),
-    ):
-        with pytest.raises(GraphBufferError, match=r"is another tensor than the static buffer"):
-            model(*given, step)
-
-
-def dummy_inputs(capture):
-    from hardpoint_runtime.graphs.dummy_batches import dummy_batch
-
-    return dummy_batch(capture, uniform_query=1, most_rows=4, longest=64, block_sizes=(4,))
-
-
-def test_a_graph_is_not_replayed_before_all_are_captured(make_runner):
-    runner = make_runner(graph=GraphConfig(graph_mode="full", graph_sizes=(4,)), max_num_seqs=4)
-    graphs = runner.make_graphs(runner.graph_plan)
-    with pytest.raises(LifecycleError, match="before all were captured"):
-        graphs.replay(None, None, None)
-
-
-def test_a_longer_longest_length_than_captured_is_refused(make_graphs):
-    runner = make_graphs("full", sizes=(2,))
-    runner.update_max_model_len(100)
-    with pytest.raises(LifecycleError, match="graphs were captured for at most 256 tokens"):
-        runner.update_max_model_len(300)
-
-
-def test_closing_gives_the_graphs_back(make_graphs):
-    import gc
-    import weakref
-
-    runner = make_graphs("full_and_piecewise", sizes=(2, 4))
-    graphs = runner.graphs
-    held = [weakref.ref(block) for block in graphs._scratch.blocks + graphs._pool.blocks]
-    held += [weakref.ref(graphs), weakref.ref(runner.model)]
-    assert len(held) > 4
-    del graphs
-    runner.close()
-    assert runner.graphs is None
-    gc.collect()
-    assert [each() for each in held] == [None] * len(held)
 
 
 # Steps that end early, caches with rubbish in them, copies.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,7 @@ from hardpoint_runtime.graphs.captured import CapturedGraphs, CaptureReport
 from hardpoint_runtime.graphs.dispatcher import Dispatch, Dispatcher
 from hardpoint_runtime.graphs.dummy_batches import dummy_batch
 from hardpoint_runtime.graphs.errors import GraphBufferError
-from hardpoint_runtime.graphs.identity import Current, Identities
+from hardpoint_runtime.graphs.identity import Current, Identities, place
 from hardpoint_runtime.graphs.keys import BatchKey
 from hardpoint_runtime.graphs.modes import GraphMode
 from hardpoint_runtime.graphs.piecewise import PiecewiseGraph, capture_pieces
@@ -66,15 +66,20 @@ class StepGraphs:
     def capture_all(self) -> CaptureReport:
         """Make every graph of the plan; called once, in the device's gradient mode.
 
-        Raises GraphCaptureError for a model that cannot be captured.
+        Raises GraphCaptureError for a model that cannot be captured. Whatever is raised, no graph
+        is left.
         """
-        report = self.captured.capture_all(
-            self._run_eagerly,
-            self._capture,
-            warm_ups=self._runner.config.graph.graph_warm_ups,
-            memory=self._held,
-        )
-        self._identities = Identities(self._watched())
+        try:
+            report = self.captured.capture_all(
+                self._run_eagerly,
+                self._capture,
+                warm_ups=self._runner.config.graph.graph_warm_ups,
+                memory=self._held,
+            )
+        except BaseException:
+            self.close()
+            raise
+        self._identities = Identities(self._watched(), self._runner.get_model())
         _logger.info(
             "%d graphs (mode %s, up to %d tokens) in %.2f s, holding %d bytes",
             report.graphs, self.plan.mode.value, self.plan.largest, report.seconds,
@@ -99,7 +104,13 @@ class StepGraphs:
             )
         else:
             graph = self._device.capture(run, capture.key, pool=self._pool, rehearsal=other)
-        return ReplayedModel(graphs=self, capture=capture, graph=graph, batch=run.batch)
+        return ReplayedModel(
+            graphs=self,
+            capture=capture,
+            graph=graph,
+            batch=run.batch,
+            metadata=tuple(_metadata_places(run)),
+        )
 
     def _prepared(self, capture: Capture, *, other: bool = False) -> PreparedRun:
         """Load a batch of the shape into the static buffers; return the run of the model over it.
@@ -184,7 +195,7 @@ class StepGraphs:
         if self._identities is None:
             raise LifecycleError("a graph was replayed before all were captured")
         step.raise_if_cancelled()
-        self._identities.check()
+        self._identities.check(self._runner.get_model())
         out: torch.Tensor | Carried
         if isinstance(graph, PiecewiseGraph):
             out = graph.replay(self._device, step.attention, step.raise_if_cancelled)
@@ -209,6 +220,7 @@ class ReplayedModel:
     capture: Capture
     graph: PiecewiseGraph | Graph
     batch: StaticBatch
+    metadata: tuple[MetadataPlace, ...] = ()
 
     def __call__(
         self,
@@ -220,8 +232,8 @@ class ReplayedModel:
     ) -> torch.Tensor | Carried:
         """Return hidden states as the model does, valid until the next replay of any graph.
 
-        ``token_ids`` and ``positions`` must be the static buffers; raises GraphBufferError for
-        others.
+        ``token_ids`` and ``positions`` must be the static buffers, and in a FULL graph the metadata
+        must be where it was at the capture; raises GraphBufferError for others.
         """
         for name, given, own in (
             ("token_ids", token_ids, self.batch.token_ids),
@@ -231,6 +243,13 @@ class ReplayedModel:
                 raise GraphBufferError(
                     f"{name} is another tensor than the static buffer that the graph for "
                     f"{self.capture.key} reads; write the values into that"
+                )
+        for layer, name, before in self.metadata:
+            if place(getattr(step.attention[layer], name)) != before:
+                raise GraphBufferError(
+                    f"{name} in the attention metadata of {layer} is another tensor than the "
+                    f"static buffer that the graph for {self.capture.key} reads; write the values "
+                    "into that"
                 )
         for name, tensor in (carried or {}).items():
             self.batch.carried[name].copy_(tensor)
@@ -257,6 +276,23 @@ class PreparedRun:
         batch, carried = self.batch, dict(self.batch.carried) or None
         with entered(self.step):
             return self.model(batch.token_ids, batch.positions, self.step, None, carried)
+
+
+MetadataPlace = tuple[str, str, int]
+"""A layer, the name of a tensor in its attention metadata, and the place of that tensor."""
+
+METADATA_BUFFERS = ("query_start_device", "seq_lens_device", "block_table", "slots", "positions")
+"""What of its metadata attention reads in a FULL graph; see :attr:`AttentionMetadata.fixed`."""
+
+
+def _metadata_places(run: PreparedRun) -> Iterator[MetadataPlace]:
+    """Give where a FULL graph finds its metadata; once for all layers that share theirs."""
+    seen = set()
+    for layer, metadata in run.step.attention.items() if run.batch.groups else ():
+        if id(metadata) not in seen:
+            seen.add(id(metadata))
+            for name in METADATA_BUFFERS:
+                yield layer, name, place(getattr(metadata, name))
 
 
 def write_tokens(device: DeviceOps, inputs: BatchInputs, batch: StaticBatch) -> None:
