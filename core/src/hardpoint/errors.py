@@ -18,6 +18,10 @@ class HardpointError(Exception):
     """Base of all errors raised on purpose by Hardpoint and its plugins."""
 
     exit_code: int = 1
+    consequence: bool = False
+    """Whether it only follows from what befell another rank. Raised in a worker, such an error is
+    told to the caller if no rank reports one of its own and none has died: the first cause counts.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Rebuilt from its text and attributes: constructors here take more than the text.
@@ -140,6 +144,8 @@ class CallTimeoutError(HardpointError, TimeoutError):
 
 class CancelledStepError(HardpointError):
     """The work was ended from the driver (shutdown, Ctrl-C) before it was complete."""
+
+    consequence = True
 
 
 class RemoteError(HardpointError):

@@ -182,6 +182,8 @@ class CallTable:
                 self.erred(rank, call_id, error)
         elif told and gather.awaited:
             gather.tell()
+        if gather.held is not None:
+            gather.settle()
 
     def missing(self, call_id: int) -> list[int]:
         """Return the ranks that have not acknowledged a call; none for a call that is over."""
@@ -200,7 +202,7 @@ class CallTable:
             if gather is not None:
                 gather.expired = not gather.over
                 missing = _ranks(gather.silent)
-        if gather is not None:
+        if gather is not None and not gather.settle(late=True):
             call = gather.call
             within = "in time" if call.timeout is None else f"within {call.timeout:g} s"
             gather.finish(

@@ -33,6 +33,8 @@ class RemoteFailure:
     notes: tuple[str, ...] = ()
     encoded: bytes | None = None
     cause: RemoteFailure | None = None
+    consequence: bool = False
+    """As HardpointError.consequence."""
 
     @classmethod
     def of(
@@ -62,6 +64,7 @@ class RemoteFailure:
             notes=(*notes, *troubles),
             encoded=encoded,
             cause=cause,
+            consequence=isinstance(error, HardpointError) and error.consequence is True,
         )
 
     def original(self) -> BaseException | None:
@@ -94,6 +97,7 @@ class RemoteFailure:
             remote_traceback=self.traceback,
         )
         error.__cause__ = original = self.original()
+        error.consequence = self.consequence
         if isinstance(original, HardpointError):
             error.exit_code = original.exit_code
         for note in self.notes:

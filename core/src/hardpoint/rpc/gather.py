@@ -35,6 +35,7 @@ class Gather:
     _error: BaseException | None = None
     _future: Future[Any] | None = None
     _waker: Callable[[], None] | None = None
+    held: BaseException | None = None
     # On the class, as most calls never change them: making a Gather is on the hot path.
 
     def __init__(
@@ -121,13 +122,29 @@ class Gather:
         return self._future is not None or self._waker is not None
 
     def fail(self, rank: int, failure: RemoteFailure) -> BaseException:
-        """End the call by the error that a rank reported; return that as it is raised here."""
+        """End the call by the error that a rank reported; return that as it is raised here.
+
+        An error that only follows from what befell another rank is held back until all have
+        answered, one of them with an error of its own, or the executor fails by that rank's end.
+        """
         try:
             error: BaseException = failure.raised_by(rank, self.call.name)
         except BaseException as raised:  # noqa: BLE001 - as in take
             error = self._unusable(rank, raised)
-        self.finish(error=error)
+        if failure.consequence:
+            self.held = self.held or error
+            self.settle()
+        else:
+            self.finish(error=error)
         return error
+
+    def settle(self, *, late: bool = False) -> bool:
+        """End the call by an error that was held back, if there is one and all ranks have answered,
+        or it is too ``late`` for those; return whether there is one.
+        """
+        if self.held is not None and (late or not self.silent):
+            self.finish(error=self.held)
+        return self.held is not None
 
     def finish(self, value: Any = None, error: BaseException | None = None) -> None:
         """End the call, unless it has ended or its future was cancelled; wake who waits.

@@ -104,7 +104,6 @@ class _Rank:
 class _Suspect:
     """A call of which some rank reported an error, and until when the others may acknowledge it."""
 
-    rank: int
     error: HardpointError
     until: float
 
@@ -203,11 +202,14 @@ class Supervisor:
 
     def erred(self, rank: int, call_id: int, error: HardpointError, now: float) -> list[Action]:
         """Worker ``rank`` acknowledged ``call_id`` with an error, of which the caller was told."""
-        judged = self.failure is not None or self._closing
-        if not judged and len(self._suspects) < MOST_SUSPECT:
-            self._suspects.setdefault(
-                call_id, _Suspect(rank=rank, error=error, until=now + self._grace)
-            )
+        if self.failure is not None or self._closing:
+            return []
+        known = self._suspects.get(call_id)
+        if known is not None:
+            if known.error.consequence and not error.consequence:
+                known.error = error
+        elif len(self._suspects) < MOST_SUSPECT:
+            self._suspects[call_id] = _Suspect(error=error, until=now + self._grace)
         return []
 
     def exited(

@@ -24,13 +24,19 @@ class CollectiveError(HardpointError):
 class CollectiveTimeoutError(CollectiveError, TimeoutError):
     """A peer did not come in time."""
 
+    consequence = True
+
 
 class PeerLostError(CollectiveError):
     """A peer's process ended, or it left the group."""
 
+    consequence = True
+
 
 class CollectiveEndedError(CollectiveError):
     """The group was ended from outside (``Communicator.end``), because a peer will never come."""
+
+    consequence = True
 
 
 class CollectiveMismatchError(CollectiveError):

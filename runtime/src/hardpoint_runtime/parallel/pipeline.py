@@ -37,6 +37,8 @@ class StageFailedError(HardpointError):
     message has what that stage raised.
     """
 
+    consequence = True
+
 
 class StageLine:
     """Runs one rank's stage of a model. Built by the model runner if there are several stages, used
