@@ -354,6 +354,7 @@ class OrderedTensor(torch.Tensor):
 
     @data.setter
     def data(self, other):
+        torch.Tensor.data.__set__(self, other)
         self.inner, self.history = other.inner, other.history
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -431,6 +432,9 @@ def compute(func, kind, args, kwargs):
     for tensor in writes:
         tensor.history.write(stream, number, kind.name)
     result = func(*map(inner, args), **{name: inner(arg) for name, arg in kwargs.items()})
+    for tensor in writes:
+        if tensor.shape != tensor.inner.shape:  # what was empty is resized, as on a real device
+            tensor.data = OrderedTensor(tensor.inner, tensor.history)
     history = args[0].history if kind.is_view else None
     # A view is an inference tensor if its base is one, whatever mode is on.
     as_base = kind.is_view and not args[0].is_inference()
