@@ -258,6 +258,27 @@ class Paired(DispatchPolicy):
         return [GraphMode.FULL_AND_PIECEWISE]
 
 
+def answering(**answers) -> DispatchPolicy:
+    """Return a policy with an answer of its own to one question, whatever is asked."""
+    methods = {
+        name: lambda self, *args, answer=answer, **more: answer for name, answer in answers.items()
+    }
+    return type("Answering", (DispatchPolicy,), methods)()
+
+
+def raising(question) -> DispatchPolicy:
+    return type("Raising", (DispatchPolicy,), {question: lambda *args, **more: 1 // 0})()
+
+
+def test_what_a_step_cannot_have_and_what_is_behind_none_is_left_out():
+    plan = make_plan(FULL, 1, 3, 0, "default", answering(sizes=[2, MOST_TOKENS, MOST_TOKENS + 1]))
+    assert {graph.key.num_tokens for graph in plan.graphs} == {2, MOST_TOKENS}
+    mode = GraphMode.FULL_AND_PIECEWISE
+    assert not make_plan(mode, 1, 3, 0, "default", answering(modes=[NONE, FULL])).graphs
+    plan = make_plan(mode, 1, 3, 0, "default", answering(modes=[FULL, NONE, PIECEWISE]))
+    assert {graph.mode for graph in plan.graphs} == {FULL}
+
+
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
@@ -265,6 +286,19 @@ class Paired(DispatchPolicy):
         (Elsewhere(), r"Elsewhere: pad\(1\) gave 1000"),
         (Negative(), "Negative: sizes gave -4"),
         (Paired(), r"Paired: modes\(\d+\) gave"),
+        (answering(sizes=None), "Answering: sizes gave None, which is no sequence"),
+        (answering(sizes="12"), "Answering: sizes gave '12', which is no sequence"),
+        (answering(sizes=[True]), "Answering: sizes gave True, which is no positive number"),
+        (answering(sizes=[2.0]), "Answering: sizes gave 2.0, which is no positive number"),
+        (answering(pad="4"), r"Answering: pad\(1\) gave '4': it must be one of the sizes"),
+        (answering(pad=8.0), r"Answering: pad\(1\) gave 8.0: it must be one of the sizes"),
+        (answering(pad=True), r"Answering: pad\(1\) gave True: it must be one of the sizes"),
+        (answering(modes=None), "Answering: modes gave None, which is no sequence"),
+        (answering(modes=FULL), "Answering: modes gave .*FULL.*, which is no sequence"),
+        (answering(modes=["full"]), r"Answering: modes\(\d+\) gave 'full'"),
+        (raising("sizes"), "Raising: sizes raised ZeroDivisionError: division by zero"),
+        (raising("pad"), "Raising: pad raised ZeroDivisionError: division by zero"),
+        (raising("modes"), "Raising: modes raised ZeroDivisionError: division by zero"),
     ],
 )
 def test_a_policy_that_cannot_be_followed_is_named(policy, words):

@@ -5,11 +5,12 @@ A plan is made before warm-up and never changes: a step whose graph is not in it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
 
 from attrs import frozen
 from hardpoint.errors import PluginError
+from hardpoint.isolation import text_of
 
 from hardpoint_runtime.graphs.keys import BatchKey, KeyRules, make_key
 from hardpoint_runtime.graphs.modes import GraphMode
@@ -62,7 +63,7 @@ class GraphPlan:
         policy = DispatchPolicy() if policy is None else policy
         padding: tuple[int | None, ...] = (None,)
         if mode is not GraphMode.NONE:
-            sizes = _policy_sizes(policy, sizes)
+            sizes = _policy_sizes(policy, sizes, max_num_batched_tokens)
             most = min(sizes.largest, max_num_batched_tokens)
             padding += tuple(_policy_pad(policy, n, sizes) for n in range(1, most + 1))
         options = {kind: _options(policy, mode, rules, kind) for kind in _kinds(rules, padding)}
@@ -128,7 +129,7 @@ def _options(
     return tuple(
         Capture(mode=each, key=make_key(each, size, uniform=own, active_loras=case, rules=rules))
         for each in _policy_modes(policy, size, uniform=uniform)
-        if each is not GraphMode.NONE and ((uniform and each is mode.decode) or each is mode.mixed)
+        if (uniform and each is mode.decode) or each is mode.mixed
     )
 
 
@@ -146,29 +147,47 @@ def _most_requests(rules: KeyRules, num_tokens: int, *, uniform: bool) -> int:
     return reqs
 
 
-def _policy_sizes(policy: DispatchPolicy, sizes: CaptureSizes) -> CaptureSizes:
-    answer = tuple(policy.sizes(sizes.sizes))
-    if wrong := [size for size in answer if not isinstance(size, int) or size < 1]:
+def _policy_sizes(policy: DispatchPolicy, sizes: CaptureSizes, most: int) -> CaptureSizes:
+    answer = _listed(policy, "sizes", _asked(policy, "sizes", sizes.sizes))
+    if wrong := [size for size in answer if type(size) is not int or size < 1]:
         raise _misled(policy, f"sizes gave {wrong[0]!r}, which is no positive number of tokens")
-    return CaptureSizes(answer)
+    return CaptureSizes(size for size in answer if size <= most)
 
 
 def _policy_pad(policy: DispatchPolicy, num_tokens: int, sizes: CaptureSizes) -> int | None:
-    answer = policy.pad(num_tokens, sizes)
-    if answer is not None and (answer < num_tokens or answer not in sizes.sizes):
+    answer = _asked(policy, "pad", num_tokens, sizes)
+    if answer is None:
+        return None
+    if type(answer) is not int or answer < num_tokens or answer not in sizes.sizes:
         raise _misled(
             policy,
             f"pad({num_tokens}) gave {answer!r}: it must be one of the sizes {list(sizes.sizes)} "
             f"and at least {num_tokens}, or None",
         )
-    return answer
+    found: int = answer
+    return found
 
 
 def _policy_modes(policy: DispatchPolicy, size: int, *, uniform: bool) -> tuple[GraphMode, ...]:
-    answer = tuple(policy.modes(size, uniform=uniform))
+    answer = _listed(policy, "modes", _asked(policy, "modes", size, uniform=uniform))
     if wrong := [each for each in answer if not isinstance(each, GraphMode) or not each.is_single]:
         raise _misled(policy, f"modes({size}) gave {wrong[0]!r}; a step runs in FULL or PIECEWISE")
-    return answer
+    return answer[: answer.index(GraphMode.NONE)] if GraphMode.NONE in answer else answer
+
+
+def _asked(policy: DispatchPolicy, question: str, *args: object, **kwargs: object) -> Any:
+    """Return what a policy answers. Raises PluginError for whatever it raises."""
+    try:
+        return getattr(policy, question)(*args, **kwargs)
+    except Exception as error:
+        kind = type(error).__name__
+        raise _misled(policy, f"{question} raised {kind}: {text_of(error)}") from error
+
+
+def _listed(policy: DispatchPolicy, question: str, answer: object) -> tuple[Any, ...]:
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
+        raise _misled(policy, f"{question} gave {answer!r}, which is no sequence")
+    return tuple(answer)
 
 
 def _misled(policy: DispatchPolicy, what: str) -> PluginError:

@@ -21,7 +21,9 @@ class DispatchPolicy:
     """
 
     def sizes(self, sizes: Sequence[int]) -> Sequence[int]:
-        """Return the token counts to make graphs for, given those that would be made."""
+        """Return the token counts to make graphs for, given those that would be made. What is more
+        than a step may have is left out.
+        """
         return sizes
 
     def pad(self, num_tokens: int, sizes: CaptureSizes) -> int | None:
@@ -33,6 +35,7 @@ class DispatchPolicy:
 
     def modes(self, num_tokens: int, *, uniform: bool) -> Sequence[GraphMode]:
         """Return the modes to try for a batch padded to ``num_tokens``, the preferred first. Modes
-        that the engine has no graphs for are passed over; after the last comes eager.
+        that the engine has no graphs for are passed over; eager comes after the last, or where NONE
+        stands.
         """
         return PREFERENCE

@@ -66,19 +66,14 @@ class StepGraphs:
     def capture_all(self) -> CaptureReport:
         """Make every graph of the plan; called once, in the device's gradient mode.
 
-        Raises GraphCaptureError for a model that cannot be captured. Whatever is raised, no graph
-        is left.
+        Raises GraphCaptureError for a model that cannot be captured.
         """
-        try:
-            report = self.captured.capture_all(
-                self._run_eagerly,
-                self._capture,
-                warm_ups=self._runner.config.graph.graph_warm_ups,
-                memory=self._held,
-            )
-        except BaseException:
-            self.close()
-            raise
+        report = self.captured.capture_all(
+            self._run_eagerly,
+            self._capture,
+            warm_ups=self._runner.config.graph.graph_warm_ups,
+            memory=self._held,
+        )
         self._identities = Identities(self._watched(), self._runner.get_model())
         _logger.info(
             "%d graphs (mode %s, up to %d tokens) in %.2f s, holding %d bytes",
