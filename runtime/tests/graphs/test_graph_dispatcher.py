@@ -271,8 +271,8 @@ def raising(question) -> DispatchPolicy:
 
 
 def test_what_a_step_cannot_have_and_what_is_behind_none_is_left_out():
-    plan = make_plan(FULL, 1, 3, 0, "default", answering(sizes=[2, MOST_TOKENS, MOST_TOKENS + 1]))
-    assert {graph.key.num_tokens for graph in plan.graphs} == {2, MOST_TOKENS}
+    plan = make_plan(FULL, 1, 3, 0, "default", answering(sizes=[2, MOST_TOKENS + 1]))
+    assert {graph.key.num_tokens for graph in plan.graphs} == {2}
     mode = GraphMode.FULL_AND_PIECEWISE
     assert not make_plan(mode, 1, 3, 0, "default", answering(modes=[NONE, FULL])).graphs
     plan = make_plan(mode, 1, 3, 0, "default", answering(modes=[FULL, NONE, PIECEWISE]))
@@ -296,9 +296,9 @@ def test_what_a_step_cannot_have_and_what_is_behind_none_is_left_out():
         (answering(modes=None), "Answering: modes gave None, which is no sequence"),
         (answering(modes=FULL), "Answering: modes gave .*FULL.*, which is no sequence"),
         (answering(modes=["full"]), r"Answering: modes\(\d+\) gave 'full'"),
-        (raising("sizes"), "Raising: sizes raised ZeroDivisionError: division by zero"),
-        (raising("pad"), "Raising: pad raised ZeroDivisionError: division by zero"),
-        (raising("modes"), "Raising: modes raised ZeroDivisionError: division by zero"),
+        (raising("sizes"), "Raising: sizes raised ZeroDivisionError: "),
+        (raising("pad"), "Raising: pad raised ZeroDivisionError: "),
+        (raising("modes"), "Raising: modes raised ZeroDivisionError: "),
     ],
 )
 def test_a_policy_that_cannot_be_followed_is_named(policy, words):
