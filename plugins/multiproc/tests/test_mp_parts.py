@@ -15,6 +15,7 @@ from hardpoint.config.schema import ParallelConfig
 from hardpoint.records import ForkSafety
 from hardpoint_multiproc import descriptors
 from hardpoint_multiproc.affinity import shares_of
+from hardpoint_multiproc.loading_watch import LEAST_SHARE, LoadingWatch
 from hardpoint_multiproc.loop import LONGEST_WAIT, Loop, left_until
 from hardpoint_multiproc.output import KEPT_LINES, LONGEST_LINE, Output
 from hardpoint_multiproc.start_choice import NURSERY, PLAIN, choose, read_early
@@ -277,3 +278,31 @@ def test_a_wait_is_never_longer_than_a_clock_takes():
     assert left_until(float("inf")) == LONGEST_WAIT
     assert left_until(0.0) == 0.0
     assert 0 < left_until(time.monotonic() + 5) <= 5
+
+
+# Progress of loading.
+
+
+def test_a_start_is_stuck_when_no_worker_comes_further():
+    watch = LoadingWatch(10.0)
+    assert watch.stuck(1e6) == {}
+    watch.heard(0, "load_model", 1.0, 100.0)
+    watch.heard(1, "load_model", 1.0, 101.0)
+    assert watch.stuck(110.9) == {}
+    assert watch.stuck(111.0) == {0: "load_model", 1: "load_model"}
+    assert watch.since(111.0) == 10.0
+    watch.heard(0, "load_model", 1.0 + LEAST_SHARE * 5, 111.0)  # in eleven seconds
+    assert watch.stuck(111.0)
+    watch.heard(0, "load_model", 1.0 + LEAST_SHARE * 6, 112.0)
+    assert watch.stuck(121.0) == {}
+    watch.heard(0, "", 2.0, 121.0)
+    assert watch.stuck(130.0) == {}
+    assert watch.stuck(131.0) == {1: "load_model"}
+    watch.heard(1, "", 2.0, 131.0)
+    assert watch.stuck(1e6) == {}
+
+
+def test_other_calls_may_take_as_long_as_they_like():
+    watch = LoadingWatch(10.0)
+    watch.heard(0, "execute_model", 1.0, 100.0)
+    assert watch.stuck(1e6) == {}

@@ -389,6 +389,34 @@ def test_a_start_without_progress_ends_and_says_where_each_rank_stands(launcher,
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.parametrize("point", ["init_device", "load"])
+def test_a_worker_that_hangs_while_it_loads_ends_the_start(launcher, point):
+    began = time.monotonic()
+    keys = {"plugins.mp.start_timeout": 1.0, "rpc.heartbeat": 0.05}
+    with pytest.raises(StartTimeoutError, match="rank 1: ") as caught:
+        launcher.start(**keys, **{"plugins.dummy.fail_at": f"{point}@1=hang"})
+    assert set(caught.value.stages) == {1}
+    assert time.monotonic() - began < 20
+
+
+def test_a_load_that_takes_long_and_works_is_waited_for(launcher):
+    def work(worker):
+        def load():
+            end = time.monotonic() + 2.5
+            while time.monotonic() < end:
+                pass
+            return loaded()
+
+        loaded, worker.load_model = worker.load_model, load
+
+    keys = {"plugins.mp.start_timeout": 1.0, "rpc.heartbeat": 0.05}
+    executor = launcher.built(**keys)
+    executor.start_workers()
+    executor.collective_rpc("init_device")
+    executor.collective_rpc(work)
+    assert len(executor.collective_rpc("load_model")) == 2
+
+
 # Interrupted (case B23).
 
 

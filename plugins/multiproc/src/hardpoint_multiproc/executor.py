@@ -80,6 +80,7 @@ class MultiprocExecutor(Executor):
             _failing(self, self.calls),
             command=interpreter(),
             may_change=settings.start == "auto",
+            start_timeout=settings.start_timeout,
         )
         self.calls.erred = group.erred
         group.start(resources.launches, self._way_of(way, settings, resources.nursery))

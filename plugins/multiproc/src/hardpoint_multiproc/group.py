@@ -15,7 +15,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from attrs import define, field
-from hardpoint.errors import ExecutorFailedError, HardpointError, WorkerSilentError
+from hardpoint.errors import (
+    ExecutorFailedError,
+    HardpointError,
+    StartTimeoutError,
+    WorkerSilentError,
+)
 from hardpoint.records import WorkerHealth
 from hardpoint.rpc.control import ControlLane, Order, Report, Sign
 from hardpoint.rpc.process_life import is_stopped
@@ -30,6 +35,7 @@ from hardpoint.rpc.supervision import (
 )
 
 from hardpoint_multiproc import descriptors
+from hardpoint_multiproc.loading_watch import LoadingWatch
 from hardpoint_multiproc.loop import left_until
 from hardpoint_multiproc.nursery_process import NurseryProcess, end_group, how_ended
 from hardpoint_multiproc.signals import LAST_STACK_SIGNAL, STACK_SIGNAL
@@ -91,7 +97,6 @@ class _Worker:
     pong: int = 0
     health: WorkerHealth | None = None
     heard: float = 0.0
-    progress: tuple[str, int] = ("", 0)
     ended: threading.Event = field(factory=threading.Event)
 
 
@@ -100,7 +105,8 @@ class WorkerGroup:
 
     ``supervisor`` judges what is seen. ``fail(error)`` is called once, on a thread of its own, when
     the group has failed. ``command`` is that of a plain interpreter; ``may_change`` says whether a
-    worker that cannot be forked may be started plain instead.
+    worker that cannot be forked may be started plain instead. ``start_timeout`` is for how many
+    seconds no worker may come further while they take devices and load.
     """
 
     def __init__(
@@ -111,12 +117,14 @@ class WorkerGroup:
         *,
         command: Sequence[str],
         may_change: bool,
+        start_timeout: float,
     ) -> None:
         self._nursery = nursery
         self._supervisor = supervisor
         self._fail = fail
         self._command = list(command)
         self._may_change = may_change
+        self._loading = LoadingWatch(start_timeout)
         self._lock = threading.Lock()
         self._changed = threading.Condition()
         self._workers: list[_Worker] = []
@@ -189,6 +197,7 @@ class WorkerGroup:
             rank=rank, step_id=report.step_id, busy_since=report.busy_since
         )
         stage = report.text if report.sign is Sign.STAGE else ""
+        self._loading.heard(rank, report.text if report.busy_since else "", report.work, now)
         self._judge(
             lambda judge: judge.heard(
                 rank, now, busy_since=report.busy_since, call=report.text, stage=stage
@@ -247,6 +256,9 @@ class WorkerGroup:
             next_tick = self._supervisor.next_tick()
         if now >= next_tick:
             self._judge(lambda judge: judge.tick(now))
+            if stuck := self._loading.stuck(now):
+                error = StartTimeoutError(seconds=self._loading.since(now), stages=stuck)
+                self._judge(lambda judge: judge.failed(error, now))
             with self._lock:
                 next_tick = self._supervisor.next_tick()
         return min(due, next_tick)

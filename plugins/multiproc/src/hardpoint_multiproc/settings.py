@@ -21,7 +21,7 @@ class MultiprocSettings:
         choices=("auto", "shared_memory", "zmq"),
     )
     start_timeout: float = key(
-        120.0, "seconds for which no worker may come further while some are not ready", above=0
+        120.0, "seconds for which no worker may come any further while it starts and loads", above=0
     )
     warn_after: float = key(
         60.0, "seconds after which a worker that is still busy with a call is told of", above=0
