@@ -236,6 +236,20 @@ def test_hang_after_gives_a_busy_worker_up_abort_first_kill_after():
     assert group.only(Kill)[1].rank == 1
 
 
+def test_a_stopped_worker_that_is_over_its_time_is_not_let_on():
+    group = Group(hang_after=2.0, silent_after=60.0)
+    group.busy[1] = (group.now, "execute_model")
+    group.run(1)
+    group.quiet = {1}
+    group.run(1.1)
+    assert group.kinds() == [DumpStack]
+    assert group.only(DumpStack)[1].last
+    group.see("heard", 1)  # continued for its stack
+    group.see("exited", 1, -40)
+    assert isinstance(group.supervisor.failure, WorkerHungError)
+    assert group.kinds() == [DumpStack, Fail, EndCollectives, Kill]
+
+
 def test_a_worker_that_moves_on_while_its_stack_is_fetched_is_not_given_up():
     group = Group(hang_after=2.0)
     group.busy[1] = (group.now, "execute_model")

@@ -33,6 +33,9 @@ GRACE = 1.0
 STACK_WAIT = 0.5
 """Seconds for which a stack that was asked for is awaited."""
 
+QUIET_BEATS = 4
+"""Heartbeats that a worker may miss and still count as one that answers."""
+
 MOST_SUSPECT = 64
 """Calls with an error that are watched at once; each is dropped as soon as all acknowledged it."""
 
@@ -95,6 +98,8 @@ class _Rank:
     """The ``busy_since`` that was warned about."""
     accused: str = ""
     """Why its stack was asked for: ``silent`` or ``hung``."""
+    last: bool = False
+    """Whether that is the last thing it may do."""
     dump_until: float | None = None
     """Until when the stack that was asked for is awaited."""
     gone: bool = False
@@ -190,7 +195,7 @@ class Supervisor:
         """
         state = self._ranks[rank]
         state.heard = now
-        if state.accused == "hung" and busy_since != state.busy_since:
+        if state.accused == "hung" and not state.last and busy_since != state.busy_since:
             state.accused, state.dump_until = "", None  # it moves again
         state.busy_since, state.call = busy_since, call
         until = self._ending.get(rank)
@@ -220,7 +225,7 @@ class Supervisor:
         if state.gone:
             return []
         state.gone = True
-        if state.accused == "silent" and state.dump_until is not None:
+        if state.last and state.dump_until is not None:
             return self._give_up(rank, "", now)  # it ended of being asked for its stack
         return self._fail(
             WorkerDiedError(rank=rank, pid=state.pid, exit=exit, last_lines=last_lines)
@@ -338,7 +343,10 @@ class Supervisor:
     def _accuse(self, of: str, rank: int, state: _Rank, now: float) -> list[Action]:
         state.accused = of
         state.dump_until = now + STACK_WAIT
-        return [DumpStack(rank=rank, last=of == "silent")]
+        heard = now if state.heard is None else state.heard
+        # Too long in a call and quiet: it is stopped, and must not go on when it is continued.
+        state.last = of == "silent" or now - heard > QUIET_BEATS * self._heartbeat
+        return [DumpStack(rank=rank, last=state.last)]
 
     def _give_up(self, rank: int, stack: str, now: float) -> list[Action]:
         state = self._ranks[rank]
@@ -352,10 +360,13 @@ class Supervisor:
                 Kill(rank=rank),
             ]
         busy = now - (now if state.busy_since is None else state.busy_since)
-        self._ending[rank] = now + self._grace  # it is told to leave; if it does not, it is killed
-        return self._fail(
+        actions = self._fail(
             WorkerHungError(rank=rank, pid=state.pid, call=state.call, seconds=busy, stack=stack)
         )
+        if state.last:
+            return [*actions, Kill(rank=rank)]
+        self._ending[rank] = now + self._grace  # it is told to leave; if it does not, it is killed
+        return actions
 
     def _acquit(self) -> None:
         """Watch no call and await no stack any more."""
