@@ -40,11 +40,21 @@ def test_the_tokens_are_those_of_one_worker(expected, tensor, pipeline):
         assert llm.executor.output_rank == (pipeline - 1) * tensor
         found = small_engine.answers(llm)
         held = llm.collective_rpc(bytes_of_weights)
+        specs = llm.executor.get_kv_cache_specs()
+        blocks = llm.collective_rpc(num_blocks)
     assert found["tokens"] == expected["tokens"]
     for row, wanted in zip(found["logprobs"], expected["logprobs"], strict=True):
         assert row == pytest.approx(wanted, abs=1e-4)
     assert found["preemptions"] > 0
     assert max(held) < sum(held) / tensor / pipeline * 2
+    assert blocks == [small_engine.KEYS["num_kv_blocks"]] * (tensor * pipeline)
+    layers = [len(each) for each in specs]
+    kv_heads = [next(iter(each.values())).num_kv_heads for each in specs]
+    assert sum(layers) == 5 * tensor  # consecutive, and every one on every shard
+    assert all(list(each) == sorted(each) for each in specs)
+    assert [sum(kv_heads[at : at + tensor]) for at in range(0, len(specs), tensor)] == [
+        3
+    ] * pipeline
 
 
 def test_with_gloo_too(expected):
@@ -171,6 +181,10 @@ def bytes_of_weights(worker):
     return sum(p.numel() * p.element_size() for p in worker.get_model().parameters())
 
 
+def num_blocks(worker):
+    return worker.model_runner.kv_cache.plan.num_blocks
+
+
 def kind_of_groups(worker):
     kinds = {type(group).__name__ for group in (worker.seat.tensor, worker.seat.pipeline)}
     return ", ".join(sorted(kinds))
@@ -249,7 +263,7 @@ def listening_sockets(worker):
 
 
 for _function in (
-    bytes_of_weights, kind_of_groups, count_messages, messages, reduce_but_fail_on,
+    bytes_of_weights, num_blocks, kind_of_groups, count_messages, messages, reduce_but_fail_on,
     reduce_late_on, reduce_then_fail, listening_sockets,
 ):  # fmt: skip
     _function.__module__ = "__main__"  # so that they travel by value

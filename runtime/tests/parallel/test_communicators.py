@@ -45,12 +45,12 @@ def test_all_reduce_is_the_sum_with_the_same_bits_everywhere(ranks, failing, siz
 
 
 def test_sums_of_narrow_numbers_are_rounded_once(ranks, failing):
-    # 256 + 1 + 1: each 1 alone is lost in bfloat16, both together are not
-    given = [256.0, 1.0, 1.0]
-    sums = failing(
-        ranks.run(3, lambda c: c.all_reduce(torch.tensor([given[c.index]], dtype=torch.bfloat16)))
-    )
-    assert [float(each) for each in sums] == [258.0] * 3
+    # 256 + 1 + 1 in bfloat16: each 1 alone is lost, both together are not
+    def given(rank):
+        return torch.full((3,), 1.0).index_fill(0, torch.tensor([rank]), 256.0).bfloat16()
+
+    sums = failing(ranks.run(3, lambda c: c.all_reduce(given(c.index))))
+    assert [each.tolist() for each in sums] == [[258.0] * 3] * 3
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from hardpoint_runtime.attention.metadata import AttentionMetadata
 from hardpoint_runtime.graphs import refusals
 from hardpoint_runtime.graphs.errors import GraphCaptureError
 from hardpoint_runtime.graphs.torch_operations import (
@@ -291,17 +292,19 @@ def _entry_differences(
         return
     given = (leaves((e.args, dict(e.kwargs))) for e in (one, other))
     described = [
-        [_described(leaf, place) for leaf in each]
+        [_described(leaf, place, eager=one.eager) for leaf in each]
         for each, place in zip(given, places, strict=True)
     ]
-    if not one.eager and described[0] != described[1]:
+    if described[0] != described[1]:
         changed = [(a, b) for a, b in zip(*described, strict=False) if a != b]
         before, after = changed[0] if changed else described
         yield f"operation {index}, {one.name}, gets {before}, then {after}"
 
 
-def _described(value: Any, places: Mapping[Storage, int]) -> object:
-    """Return what must be equal of an argument."""
+def _described(value: Any, places: Mapping[Storage, int], *, eager: bool) -> object:
+    """Return what must be equal of an argument. An eager call is given each step's own metadata."""
+    if eager and isinstance(value, AttentionMetadata):
+        return AttentionMetadata
     if isinstance(value, Born):
         where, like = f"memory of operation {places[value.storage]}", value
     elif isinstance(value, torch.Tensor):

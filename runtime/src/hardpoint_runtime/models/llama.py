@@ -258,7 +258,7 @@ class LlamaForCausalLM(LanguageModel):
         return (
             super().is_ignorable(name)
             or (self.tied and name == f"{HEAD}.weight")
-            or (not self.seat.is_alone and self._is_elsewhere(name))
+            or self._is_elsewhere(name)
         )
 
     def _is_elsewhere(self, name: str) -> bool:

@@ -55,7 +55,9 @@ ENDED = 0
 YIELDS = 16
 """Times that a wait yields between two looks at the clock."""
 NAPS = (20e-6, 1e-3)
-"""Seconds of the first nap of a wait and of the longest."""
+"""Seconds of the shortest nap of a wait and of the longest."""
+NAP_SHARE = 0.05
+"""The part that a nap adds, at most, to how long was waited already."""
 LOOK = 5e-3
 """Seconds between two looks at what else may end a wait."""
 
@@ -292,23 +294,21 @@ class SharedMemoryCommunicator(Communicator):
         self, operation: str, missing: Callable[[], Sequence[int]], ready: Callable[[], bool]
     ) -> None:
         """Return once ``ready()``; raise as :meth:`Communicator.check_wait` says."""
-        now = time.monotonic()
-        deadline, awake = now + self.meeting.timeout, now + self.meeting.spin
-        while now < awake:
+        begun = look = now = time.monotonic()
+        while now < begun + self.meeting.spin:
             for _ in range(YIELDS):
                 if ready():
                     return
                 os.sched_yield()
             now = time.monotonic()
-        nap, longest = NAPS
-        look = now
+        shortest, longest = NAPS
         try:
             while not ready():
-                if (now := time.monotonic()) >= look:
-                    self._look(operation, deadline, missing, ready)
+                if now >= look:
+                    self._look(operation, begun + self.meeting.timeout, missing, ready)
                     look = now + LOOK
-                time.sleep(nap)
-                nap = min(1.5 * nap, longest)
+                time.sleep(min(max(NAP_SHARE * (now - begun), shortest), longest))
+                now = time.monotonic()
         except BaseException as error:
             self._broken = error
             raise
