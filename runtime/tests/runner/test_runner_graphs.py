@@ -473,6 +473,29 @@ def test_in_pieces_attention_may_do_as_it_likes(function, registry, make_graphs,
     assert driver.step({"a": 3}).graph_stats.mode == "PIECEWISE"
 
 
+def test_in_pieces_attention_knows_a_batch_by_its_metadata_only(make_runner):
+    """Any other argument is the same at each replay: one of a batch is a named error."""
+
+    class Telling(TorchModelRunner):
+        def make_model(self, operations):
+            def attention(*args, **options):
+                lengths = args[3].seq_lens
+                return operations.attention(*args, **options, longest=max(lengths))
+
+            return super().make_model(evolve(operations, attention=attention))
+
+        def make_operations(self):
+            def attention(*args, longest, **options):
+                return paged.attention(*args, **options)
+
+            return evolve(super().make_operations(), attention=attention)
+
+    graph = GraphConfig(graph_mode="piecewise", graph_sizes=(4,), graph_warm_ups=0)
+    runner = make_runner(Telling, graph=graph, max_num_seqs=4)
+    with pytest.raises(GraphCaptureError, match=r"host knows of a batch.*attention, gets 1, then"):
+        runner.warm_up()
+
+
 def test_the_mode_is_what_attention_supports(registry, make_runner):
     def plan(function, mode, **more):
         offered(registry, function)
