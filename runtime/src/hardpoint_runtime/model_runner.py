@@ -95,6 +95,7 @@ class TorchModelRunner(ModelRunner):
         self.graphs: StepGraphs | None = None
         self.timing = self.make_timing()
         self.workspace = Workspace(device)
+        self.profiled = False
         self.seat: Seat = ALONE
         self.line: StageLine | None = None
         self._waiting = WaitingSteps()

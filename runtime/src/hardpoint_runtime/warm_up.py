@@ -55,6 +55,7 @@ def profile(runner: TorchModelRunner) -> None:
         )
         if runner.seat.is_last_stage:
             dummy_sampling(runner, runner.make_sampler(), rows)
+    runner.profiled = True
 
 
 def _largest(runner: TorchModelRunner) -> list[int]:
@@ -67,11 +68,14 @@ def _largest(runner: TorchModelRunner) -> list[int]:
 
 def warm_up(runner: TorchModelRunner, kv_cache: KVCache, sampler: Sampler) -> None:
     """Run a decode, a prefill and every way of sampling once, and the largest step if operations
-    have scratch memory, which must have grown by then.
+    have scratch memory, which must have grown by then. Whether they have, one layer of that step
+    tells, unless a profile has run it.
     """
     rows = min(runner.config.scheduler.max_num_seqs or 1, 4)
     for lengths in ([1], [1] * rows, [min(16, runner.max_model_len)]):
         dummy_forward(runner, kv_cache, runner.builders, lengths)
+    if not runner.profiled:
+        dummy_forward(runner, kv_cache, runner.builders, _largest(runner), layers=PROFILED_LAYERS)
     if runner.workspace.num_bytes:
         dummy_forward(runner, kv_cache, runner.builders, _largest(runner))
     if runner.seat.is_last_stage:

@@ -13,6 +13,9 @@ import torch
 from attrs import evolve
 from hardpoint.config.schema import GraphConfig
 from hardpoint.errors import LifecycleError
+from hardpoint.records import Offer
+from hardpoint_runtime import forward_context
+from hardpoint_runtime.attention import paged
 from hardpoint_runtime.graphs.dummy_batches import dummy_batch
 from hardpoint_runtime.graphs.errors import GraphBufferError
 from hardpoint_runtime.graphs.steps import METADATA_BUFFERS
@@ -198,3 +201,31 @@ def test_closing_gives_the_graphs_back(make_graphs):
     assert runner.graphs is None
     gc.collect()
     assert [each() for each in held] == [None] * len(held)
+
+
+# Scratch memory.
+
+
+def needs_scratch(query, key_cache, value_cache, metadata, *, scale, **options):
+    if query.shape[0] > 16:
+        workspace = forward_context.current().workspace
+        workspace.views((query.shape, query.dtype))
+    return paged.attention(query, key_cache, value_cache, metadata, scale=scale, **options)
+
+
+@pytest.mark.parametrize("profiled", [True, False])
+@pytest.mark.parametrize("mode", ["none", "piecewise"])
+def test_scratch_memory_of_large_steps_only_is_there(
+    mode, profiled, registry, make_runner, make_driver
+):
+    offer = Offer(name="attention", platform="host", reference=f"{__name__}:needs_scratch")
+    registry.given["hardpoint_operations"] = [offer]
+    graph = GraphConfig(graph_mode=mode, graph_sizes=(4,))
+    runner = make_runner(registry=registry, graph=graph, max_num_seqs=4)
+    if profiled:
+        runner.profile_run()
+    runner.warm_up()
+    assert runner.workspace.num_bytes == 64 * 4 * 8 * 4
+    driver = make_driver(runner)
+    driver.add("a", [1] * 60)
+    driver.step({"a": 60})
