@@ -33,15 +33,39 @@ def start(tensor=1, pipeline=1, **keys):
     )
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (3, 1), (1, 2), (1, 3), (2, 2)], ids=str)
-def test_the_tokens_are_those_of_one_worker(expected, tensor, pipeline):
+@pytest.fixture(scope="module")
+def shards():
+    """Two tensor shards, for tests that leave them as they were."""
+    with start(2) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def stages():
+    """Two pipeline stages, for tests that leave them as they were."""
+    with start(1, 2) as llm:
+        yield llm
+
+
+@pytest.fixture
+def spread(request, tensor, pipeline):
+    shared = {(2, 1): "shards", (1, 2): "stages"}.get((tensor, pipeline))
+    if shared is not None:
+        yield request.getfixturevalue(shared)
+        return
     with start(tensor, pipeline) as llm:
-        assert llm.executor.world_size == tensor * pipeline
-        assert llm.executor.output_rank == (pipeline - 1) * tensor
-        found = small_engine.answers(llm)
-        held = llm.collective_rpc(bytes_of_weights)
-        specs = llm.executor.get_kv_cache_specs()
-        blocks = llm.collective_rpc(num_blocks)
+        yield llm
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (3, 1), (1, 2), (1, 3), (2, 2)], ids=str)
+def test_the_tokens_are_those_of_one_worker(expected, spread, tensor, pipeline):
+    executor = spread.executor
+    assert executor.world_size == tensor * pipeline
+    assert executor.output_rank == (pipeline - 1) * tensor
+    found = small_engine.answers(spread)
+    held = spread.collective_rpc(bytes_of_weights)
+    specs = executor.get_kv_cache_specs()
+    blocks = spread.collective_rpc(num_blocks)
     assert found["tokens"] == expected["tokens"]
     for row, wanted in zip(found["logprobs"], expected["logprobs"], strict=True):
         assert row == pytest.approx(wanted, abs=1e-4)
@@ -64,14 +88,14 @@ def test_with_gloo_too(expected):
         assert small_engine.answers(llm)["tokens"] == expected["tokens"]
 
 
-def test_a_step_is_one_exchange_with_each_neighbour_and_an_empty_one_is_none():
-    """Counted on the line between two stages, over a whole generation."""
-    with start(1, 2) as llm:
-        llm.collective_rpc(count_messages)
-        llm.generate([[1, 2, 3]], small_engine.sampling()[0])
-        llm.generate([[1, 2, 3]], small_engine.sampling()[0])  # its plans bring the finished ids
-        sent = llm.collective_rpc(messages)
-        steps = llm.metrics.steps
+def test_a_step_is_one_message_to_the_next_stage_and_an_empty_one_is_none(stages):
+    """Counted on the line between two stages, over whole generations."""
+    stages.collective_rpc(count_messages)
+    before = stages.metrics.steps
+    for _ in range(2):  # the second one's first plan says that the first has finished
+        stages.generate([[1, 2, 3]], small_engine.sampling()[0])
+    sent = stages.collective_rpc(messages)
+    steps = stages.metrics.steps - before
     assert sent[0]["receive"] == sent[1]["send"] == 0
     assert sent[0]["send"] == sent[1]["receive"]
     assert 0 < sent[0]["send"] <= 2 * steps  # a header, and what is handed on
@@ -135,34 +159,32 @@ def test_shutdown_ends_a_rank_that_waits_for_another(two_shards, tmp_path):
     assert waiting.done()
 
 
-def test_a_call_that_fails_on_every_rank_alike_ends_nothing(two_shards):
+def test_a_call_that_fails_on_every_rank_alike_ends_nothing(shards):
     with pytest.raises(RemoteError, match="all of us"):
-        two_shards.executor.collective_rpc(reduce_then_fail)
-    results = two_shards.generate([[1, 2, 3]], small_engine.sampling()[0])
+        shards.executor.collective_rpc(reduce_then_fail)
+    results = shards.generate([[1, 2, 3]], small_engine.sampling()[0])
     assert len(results[0].outputs[0].token_ids) == 16
 
 
-def test_no_worker_listens_on_a_network(two_shards):
-    two_shards.generate([[1, 2, 3]], small_engine.sampling()[0])
-    assert two_shards.collective_rpc(listening_sockets) == [0, 0]
+def test_no_worker_listens_on_a_network(shards):
+    shards.generate([[1, 2, 3]], small_engine.sampling()[0])
+    assert shards.collective_rpc(listening_sockets) == [0, 0]
 
 
-def test_two_engines_side_by_side(two_shards):
-    params = small_engine.sampling()[0]
-    with start(1, 2) as other:
-        results = {}
+def test_two_engines_side_by_side(shards, stages):
+    results = {}
 
-        def run(name, llm):
-            results[name] = llm.generate([[5, 6, 7]], params)[0].outputs[0].token_ids
+    def run(name, llm):
+        answer = llm.generate([[5, 6, 7]], small_engine.sampling()[0])
+        results[name] = answer[0].outputs[0].token_ids
 
-        threads = [
-            threading.Thread(target=run, args=pair)
-            for pair in (("shards", two_shards), ("stages", other))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
+    pairs = [("shards", shards), ("stages", stages)]
+    threads = [threading.Thread(target=run, args=pair) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(results) == 2
     assert results["shards"] == results["stages"]
 
 
