@@ -159,8 +159,13 @@ class TpuPlatform(Platform):
 
     def fork_safe(self) -> ForkSafety:
         """Never: importing JAX starts threads already, and they do not survive a fork."""
-        where = "is loaded in this process" if "jax" in sys.modules else "starts on import"
-        return ForkSafety(safe=False, reason=f"JAX {where} has threads, which no fork survives")
+        loaded = (
+            "it is loaded here already" if "jax" in sys.modules else "though not loaded here yet"
+        )
+        return ForkSafety(
+            safe=False,
+            reason=f"importing JAX starts threads, which no fork survives ({loaded})",
+        )
 
     def _row_sizes(self) -> tuple[int, ...]:
         backend = self.options.backend
