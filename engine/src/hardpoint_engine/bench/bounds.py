@@ -15,8 +15,8 @@ GROWTH = 1.8
 IDLE_SHARE = 0.005
 CHECKS: Mapping[str, float] = {
     "sigkill_noticed_ms": 10.0,
-    "bubble_us_1_workers": 100.0,
-    "bubble_us_2_workers": 100.0,
+    "bubble_us": 100.0,
+    "bubble_2_workers_us": 100.0,
     "torch_workers_ready_s": 0.5,
     "first_step_ratio": 1.5,
 }

@@ -122,11 +122,11 @@ def ready(_: str) -> float:
         executor.shutdown()
 
 
-def first_step(executor: str) -> float:
+def first_step(argument: str) -> float:
     """Return the seconds from nothing to the first token of the default model."""
-    size = 1 if executor == "uni" else 2
+    executor, shards = argument.split(",")
     begin = time.monotonic()
-    with LLM(platform="cpu", executor=executor, tensor_parallel_size=size) as llm:
+    with LLM(platform="cpu", executor=executor, tensor_parallel_size=int(shards)) as llm:
         llm.generate(["The capital of France is"], SamplingParams(max_tokens=1))
         return time.monotonic() - begin
 

@@ -36,10 +36,11 @@ def measure_checks(plan: CheckPlan, tell: Callable[[str], None]) -> dict[str, An
 
     ``sigkill_noticed_ms``: from the signal to one of two workers until a call that waits for it
     raises, and until the failure callback is called, whichever is later; ``_worst_`` of all.
-    ``bubble_us_N_workers``: how long a worker that is busy for 5 ms a step waits between two steps,
-    with two in flight. ``torch_workers_ready_s``: starting 8 workers of the cpu platform, the
-    nursery being up. ``first_step_X_s``: engine, model and one token of the default model on the
-    cpu, by one worker in the driver's process and by two tensor shards.
+    ``bubble_us``: how long a worker that is busy for 5 ms a step waits between two steps, with two
+    in flight; ``bubble_2_workers_us`` the same of the worse one of two. ``torch_workers_ready_s``:
+    starting 8 workers of the cpu platform, the nursery being up. ``first_step_X_s``: engine, model
+    and one token of the default model on the cpu, by one worker in the driver's process and by two
+    tensor shards.
     """
     found: dict[str, Any] = {"left_out": {}}
     stages: Mapping[str, Callable[[], Figures]] = {
@@ -58,7 +59,7 @@ def measure_checks(plan: CheckPlan, tell: Callable[[str], None]) -> dict[str, An
 
 
 def _noticed(times: int) -> Figures:
-    seconds = [_in_process("kill") for _ in range(times)]
+    seconds = [take("kill") for _ in range(times)]
     return {
         "sigkill_noticed_ms": round(1e3 * statistics.median(seconds), 3),
         "sigkill_noticed_worst_ms": round(1e3 * max(seconds), 3),
@@ -67,23 +68,23 @@ def _noticed(times: int) -> Figures:
 
 def _bubbles(steps: int) -> Figures:
     found: Figures = {}
-    for workers in (1, 2):
-        median, worst = _in_process("bubble", f"{workers},{steps}")
-        found[f"bubble_us_{workers}_workers"] = round(median, 1)
-        found[f"bubble_p99_us_{workers}_workers"] = round(worst, 1)
+    for workers, name in ((1, "bubble"), (2, "bubble_2_workers")):
+        median, worst = take("bubble", f"{workers},{steps}")
+        found[f"{name}_us"] = round(median, 1)
+        found[f"{name}_p99_us"] = round(worst, 1)
     return found
 
 
 def _ready(times: int) -> Figures:
-    seconds = [_in_process("ready") for _ in range(times)]
+    seconds = [take("ready") for _ in range(times)]
     return {"torch_workers_ready_s": round(statistics.median(seconds), 4)}
 
 
 def _first_steps(times: int) -> Figures:
     uni, mp = [], []
     for _ in range(times):
-        uni.append(_in_process("first-step", "uni"))
-        mp.append(_in_process("first-step", "mp"))
+        uni.append(take("first-step", "uni,1"))
+        mp.append(take("first-step", "mp,2"))
     one, two = statistics.median(uni), statistics.median(mp)
     return {
         "first_step_uni_s": round(one, 3),
@@ -92,7 +93,7 @@ def _first_steps(times: int) -> Figures:
     }
 
 
-def _in_process(name: str, argument: str = "") -> Any:
+def take(name: str, argument: str = "") -> Any:
     """Take one figure in a fresh process. Raises HardpointError with its last lines."""
     command = [sys.executable, "-P", "-m", "hardpoint_engine.bench.check_process", name, argument]
     try:
