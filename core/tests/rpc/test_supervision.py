@@ -14,6 +14,7 @@ from hardpoint.errors import (
 from hardpoint.rpc import codec
 from hardpoint.rpc.calls import Call, CallTable, RemoteFailure, Reply
 from hardpoint.rpc.supervision import (
+    LEAVE_WAIT,
     STACK_WAIT,
     DumpStack,
     EndCollectives,
@@ -341,3 +342,42 @@ def test_the_call_table_tells_of_errors_and_of_who_is_missing():
     assert len(told) == 2
     assert table.missing(1) == []
     assert table.missing(7) == []
+
+
+def test_of_several_busy_ranks_the_one_that_does_not_leave_is_blamed():
+    group = Group(hang_after=2.0)
+    for rank in range(3):
+        group.busy[rank] = (group.now, "execute_model")
+    group.run(2.1)
+    assert group.kinds() == [EndCollectives]
+    assert group.actions[0][1].ranks == (0, 1, 2)
+    group.busy = {1: group.busy[1]}
+    group.run(LEAVE_WAIT)
+    assert group.kinds() == [EndCollectives, DumpStack]
+    group.see("stack", 1, "in a kernel")
+    error = group.supervisor.failure
+    assert isinstance(error, WorkerHungError)
+    assert error.rank == 1
+
+
+def test_ranks_that_only_waited_for_each_other_are_given_up_together():
+    group = Group(hang_after=2.0)
+    for rank in range(3):
+        group.busy[rank] = (group.now, "execute_model")
+    group.run(2.1)
+    group.busy.clear()
+    group.run(LEAVE_WAIT + 0.1)
+    assert group.kinds() == [EndCollectives, Fail, EndCollectives]
+    assert "[0, 1, 2] waited for each other" in str(group.supervisor.failure)
+    group.run(10)
+    assert Kill not in group.kinds()
+
+
+def test_a_shutdown_stops_looking_for_who_hangs():
+    group = Group(hang_after=2.0)
+    for rank in range(3):
+        group.busy[rank] = (group.now, "execute_model")
+    group.run(2.1)
+    group.supervisor.closing()
+    group.run(10)
+    assert group.kinds() == [EndCollectives]

@@ -8,15 +8,15 @@ on a clock of its own. Times are seconds of the driver's monotonic clock.
 Four rules. The first cause wins: after one :class:`Fail` there is no other. Silent is not dead: a
 worker is given up after ``silent_after`` seconds without any sign, and its stack is asked for
 first. Busy is not hung: a worker that says it is busy is warned about, and is given up only where
-``hang_after`` says so. Time during which the driver itself stood still accuses nobody.
+``hang_after`` says so; of several, those that only wait for another are told to leave first, and
+who does not is the one. Time during which the driver itself stood still accuses nobody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import TypeAlias
 
-from attrs import define, frozen
+from attrs import define
 
 from hardpoint.errors import (
     ExecutorFailedError,
@@ -26,6 +26,11 @@ from hardpoint.errors import (
     WorkerHungError,
     WorkerSilentError,
 )
+from hardpoint.rpc.actions import Action, DumpStack, EndCollectives, Fail, Kill, Warn
+
+__all__ = [
+    "Action", "DumpStack", "EndCollectives", "Fail", "Kill", "Supervisor", "Warn",
+]  # fmt: skip
 
 GRACE = 1.0
 """Seconds that the other ranks have to acknowledge a call of which one rank reported an error."""
@@ -33,54 +38,15 @@ GRACE = 1.0
 STACK_WAIT = 0.5
 """Seconds for which a stack that was asked for is awaited."""
 
+LEAVE_WAIT = 0.5
+"""Seconds that ranks have to leave what they wait for each other in, before one of them is blamed.
+"""
+
 QUIET_BEATS = 4
 """Heartbeats that a worker may miss and still count as one that answers."""
 
 MOST_SUSPECT = 64
 """Calls with an error that are watched at once; each is dropped as soon as all acknowledged it."""
-
-
-@frozen(kw_only=True)
-class Fail:
-    """Fail the executor for good, with this error; comes once."""
-
-    error: HardpointError
-
-
-@frozen(kw_only=True)
-class EndCollectives:
-    """Have these ranks leave whatever they wait for each other in."""
-
-    ranks: tuple[int, ...]
-
-
-@frozen(kw_only=True)
-class DumpStack:
-    """Get the Python stack of this rank's threads and give it to :meth:`Supervisor.stack`.
-
-    ``last`` says that its end is decided: it may do nothing else any more, so that a worker that is
-    continued for its stack does not go on with its work.
-    """
-
-    rank: int
-    last: bool
-
-
-@frozen(kw_only=True)
-class Kill:
-    """End this rank's process group by SIGKILL: it must never be heard again."""
-
-    rank: int
-
-
-@frozen(kw_only=True)
-class Warn:
-    """Log this line."""
-
-    text: str
-
-
-Action: TypeAlias = Fail | EndCollectives | DumpStack | Kill | Warn
 
 
 @define
@@ -110,6 +76,14 @@ class _Suspect:
     """A call of which some rank reported an error, and until when the others may acknowledge it."""
 
     error: HardpointError
+    until: float
+
+
+@define
+class _Leaving:
+    """Busy ranks that were told to leave what they await of each other: rank -> busy since when."""
+
+    since: dict[int, float]
     until: float
 
 
@@ -147,6 +121,7 @@ class Supervisor:
         self._grace = grace
         self._progress = now
         self._suspects: dict[int, _Suspect] = {}
+        self._leaving: _Leaving | None = None
         self._ending: dict[int, float] = {}
         """Rank -> until when it may leave what it was told to leave."""
         self._due = now + heartbeat
@@ -260,6 +235,8 @@ class Supervisor:
             return actions
         actions += self._starting(now)
         actions += self._acknowledging(now)
+        if self.failure is None and self._hang_after is not None:
+            actions += self._hanging(self._hang_after, now)
         for rank, state in enumerate(self._ranks):
             if self.failure is None and not state.gone:
                 actions += self._watch(rank, state, now)
@@ -271,6 +248,7 @@ class Supervisor:
         marks += (suspect.until for suspect in self._suspects.values())
         marks += (state.dump_until for state in self._ranks if state.dump_until is not None)
         marks += self._ending.values()
+        marks += [] if self._leaving is None else [self._leaving.until]
         return min(marks)
 
     # How it is judged.
@@ -324,12 +302,10 @@ class Supervisor:
         if state.dump_until is not None:
             return self._give_up(rank, "", now) if now >= state.dump_until else []
         if state.heard is not None and now - state.heard > self._silent_after:
-            return self._accuse("silent", rank, state, now)
+            return self._accuse("silent", rank, now)
         if state.busy_since is None:
             return []
         busy = now - state.busy_since
-        if self._hang_after is not None and busy > self._hang_after:
-            return self._accuse("hung", rank, state, now)
         if busy > self._warn_after and state.warned != state.busy_since:
             state.warned = state.busy_since
             return [
@@ -340,7 +316,35 @@ class Supervisor:
             ]
         return []
 
-    def _accuse(self, of: str, rank: int, state: _Rank, now: float) -> list[Action]:
+    def _hanging(self, longest: float, now: float) -> list[Action]:
+        busy = {
+            rank: state.busy_since
+            for rank, state in enumerate(self._ranks)
+            if state.busy_since is not None and not state.gone
+        }
+        if self._leaving is None:
+            over = [rank for rank, since in busy.items() if now - since > longest]
+            if not over or any(state.dump_until is not None for state in self._ranks):
+                return []
+            if len(busy) == 1:
+                return self._accuse("hung", over[0], now)
+            self._leaving = _Leaving(since=busy, until=now + LEAVE_WAIT)
+            return [EndCollectives(ranks=tuple(busy))]
+        if now < self._leaving.until:
+            return []
+        left, self._leaving = self._leaving, None
+        still = [rank for rank, since in left.since.items() if busy.get(rank) == since]
+        if still:
+            return self._accuse("hung", still[0], now)
+        return self._fail(
+            ExecutorFailedError(
+                f"ranks {list(left.since)} waited for each other for more than {longest:g} s, "
+                "longer than is allowed"
+            )
+        )
+
+    def _accuse(self, of: str, rank: int, now: float) -> list[Action]:
+        state = self._ranks[rank]
         state.accused = of
         state.dump_until = now + STACK_WAIT
         heard = now if state.heard is None else state.heard
@@ -371,6 +375,7 @@ class Supervisor:
     def _acquit(self) -> None:
         """Watch no call and await no stack any more."""
         self._suspects.clear()
+        self._leaving = None
         for state in self._ranks:
             state.dump_until = None
 
