@@ -65,6 +65,11 @@ FLAVOURS = {
     "mp-plain": multiproc(start="plain"),
     "mp-zmq": multiproc(start="nursery", channel="zmq"),
 }
+REPEATED = {
+    "mp-plain": ("test_suite_calls", "test_suite_errors", "test_suite_services"),
+    "mp-zmq": ("test_suite_errors", "test_suite_services"),
+}
+"""What differs from ``mp`` only in how workers start or calls travel: they are of the slow lane."""
 SPELLINGS = {
     "name": Flavour(executor="uni", world_size=1),
     "module:Class": Flavour(executor="hardpoint_uniproc.executor:UniProcExecutor", world_size=1),
@@ -85,6 +90,10 @@ def pytest_collection_modifyitems(items):
     for module in {item.module for item in items if item.path.parent == Path(__file__).parent}:
         cloudpickle.register_pickle_by_value(module)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if item.path.stem in REPEATED.get(parameters.get("flavour"), ()):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(params=FLAVOURS)

@@ -207,6 +207,7 @@ def test_a_driver_that_ends_without_shutdown_leaves_nothing(drivers, what, start
     assert driver.family() == []
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_of_the_driver_ends_nothing(launcher, pids):
     executor = launcher.start()
     workers = pids(executor)

@@ -41,6 +41,7 @@ class MultiprocExecutor(Executor):
     supports_pp: ClassVar[bool] = True
     supports_async_scheduling: ClassVar[bool] = True
     _resources: Resources | None = None
+    _send: Callable[[Call], None] | None = None
 
     @classmethod
     def prepare(
@@ -72,6 +73,7 @@ class MultiprocExecutor(Executor):
         kind = "shared_memory" if settings.channel == "auto" else settings.channel
         uninterrupted(partial(resources.make, kind, self.config.rpc.spin_us, codec, plans))
         self.receiver, self.calls.claims = resources.receiver, resources.claims
+        self._send = resources.end.send
         gather = self.calls.open(start, self.world_size)
         output = resources.nursery.output
         resources.group = group = WorkerGroup(
@@ -96,10 +98,10 @@ class MultiprocExecutor(Executor):
 
     def call_workers(self, call: Call) -> None:
         """Send ``call`` to every worker."""
-        end = self._open().end
-        if not fault.active:
-            end.send(call)
+        if not fault.active and self._send is not None:
+            self._send(call)
             return
+        end = self._open().end
         outcome = fault("call.before_send")
         if outcome != LOSE:
             end.send(call)

@@ -160,7 +160,9 @@ class _State:
                 stdout=out,
                 stderr=out,
                 pass_fds=[far.fileno()],
-                start_new_session=True,
+                # A group of its own, for signals, but not a session: where the kernel schedules
+                # sessions as wholes (autogroup), yielding the processor gives it to nobody outside.
+                process_group=0,
             )
         finally:
             far.close()
