@@ -46,3 +46,16 @@ def test_a_device_with_a_compiler_compiles():
 def test_a_device_without_one_says_so():
     with pytest.raises(UnsupportedError, match="device cpu does not support compiling"):
         HostDeviceOps().compile(scaled, [{"x": 4}])
+
+
+def test_an_argument_that_is_left_out_has_no_shape_and_an_unknown_one_is_refused():
+    def function(x, y=None):
+        return x
+
+    both = CompiledShapes(function, lambda x, y=None: x + 1, [{"x": 2, "y": 3}])
+    assert both(torch.zeros(2)).tolist() == [0, 0]
+    assert both(torch.zeros(2), torch.zeros(())).tolist() == [0, 0]
+    assert both(torch.zeros(2), y=torch.zeros(3)).tolist() == [1, 1]
+    assert both.missed == 2
+    with pytest.raises(ValueError, match="has no parameter 'z' to be compiled for"):
+        CompiledShapes(function, function, [{"z": 3}])

@@ -18,7 +18,9 @@ from hardpoint_runtime import forward_context
 from hardpoint_runtime.attention import paged
 from hardpoint_runtime.graphs.dummy_batches import dummy_batch
 from hardpoint_runtime.graphs.errors import GraphBufferError
+from hardpoint_runtime.graphs.resolution import AttentionSupport
 from hardpoint_runtime.graphs.steps import METADATA_BUFFERS
+from hardpoint_runtime.graphs.support import graph_support
 
 LAYERS = 2
 
@@ -229,3 +231,36 @@ def test_scratch_memory_of_large_steps_only_is_there(
     driver = make_driver(runner)
     driver.add("a", [1] * 60)
     driver.step({"a": 60})
+
+
+@graph_support(AttentionSupport.ALWAYS)
+def needs_more_when_fixed(query, key_cache, value_cache, metadata, *, scale, **options):
+    rows = query.shape[0] * (10 if metadata.fixed else 1)
+    (view,) = forward_context.current().workspace.views(((rows, 8), torch.float32))
+    view.fill_(1)
+    return paged.attention(query, key_cache, value_cache, metadata, scale=scale, **options)
+
+
+@pytest.mark.parametrize("warm_ups", [0, 1])
+@pytest.mark.parametrize("mode", ["full", "full_and_piecewise"])
+def test_scratch_memory_moves_no_more_once_graphs_are_made(
+    mode, warm_ups, registry, make_runner, make_driver
+):
+    """Neither within a capture nor between two: the first would have the old memory."""
+    offer = Offer(name="attention", platform="host", reference=f"{__name__}:needs_more_when_fixed")
+    registry.given["hardpoint_operations"] = [offer]
+    graph = GraphConfig(graph_mode=mode, graph_sizes=(4, 8), graph_warm_ups=warm_ups)
+    runner = make_runner(registry=registry, graph=graph, max_num_seqs=4, max_num_batched_tokens=8)
+    held = []
+    capture = runner.device.capture
+
+    def watching(*args, **more):
+        held.append((runner.workspace.num_bytes, runner.workspace.locked))
+        return capture(*args, **more)
+
+    runner.device.capture = watching
+    runner.warm_up()
+    assert set(held) == {(runner.workspace.num_bytes, True)}
+    driver = make_driver(runner)
+    driver.add("a", [1] * 7)
+    driver.run(5)

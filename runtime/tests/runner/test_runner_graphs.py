@@ -191,7 +191,9 @@ def test_warm_up_leaves_nothing_behind(make_runner, make_driver):
 
 
 def test_each_graph_is_made_once_after_its_warm_ups(make_runner):
-    """PIECEWISE before FULL, larger first; two eager runs before each; closed afterwards."""
+    """PIECEWISE before FULL, larger first; two eager runs before each; closed afterwards. Before
+    all, the largest FULL one runs eagerly for the scratch memory that it needs.
+    """
     runs = []
 
     class Watched(TorchModelRunner):
@@ -202,6 +204,7 @@ def test_each_graph_is_made_once_after_its_warm_ups(make_runner):
     graph = GraphConfig(graph_mode="full_and_piecewise", graph_sizes=(2, 4), graph_warm_ups=2)
     runner = make_runner(Watched, graph=graph, max_num_seqs=4, max_num_batched_tokens=16)
     runner.warm_up()
+    assert runs.pop(0) == ("FULL", 4)
     order = [key for key, _ in itertools.groupby(runs)]
     assert order == [("PIECEWISE", 4), ("PIECEWISE", 2), ("FULL", 4), ("FULL", 2)]
     assert [runs.count(key) for key in order] == [3, 4, 3, 4], "the smallest are rehearsed"

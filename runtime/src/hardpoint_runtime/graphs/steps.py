@@ -64,10 +64,14 @@ class StepGraphs:
     # Warm-up.
 
     def capture_all(self) -> CaptureReport:
-        """Make every graph of the plan; called once, in the device's gradient mode.
+        """Make every graph of the plan; called once, in the device's gradient mode. Scratch memory
+        is where it will be before the first is made, and is locked from then on.
 
         Raises GraphCaptureError for a model that cannot be captured.
         """
+        for capture in self._largest_whole():
+            self._run_eagerly(capture)
+        self._runner.workspace.lock()
         report = self.captured.capture_all(
             self._run_eagerly,
             self._capture,
@@ -81,6 +85,16 @@ class StepGraphs:
             report.num_bytes,
         )  # fmt: skip
         return report
+
+    def _largest_whole(self) -> Iterator[Capture]:
+        """Give the largest FULL graph of each kind: what its attention asks for, no eager step may
+        have asked for. PIECEWISE graphs hold what eager steps do.
+        """
+        kinds = set()
+        for capture in self.plan.captures():
+            if capture.mode is GraphMode.FULL and capture.key.uniform not in kinds:
+                kinds.add(capture.key.uniform)
+                yield capture
 
     def _run_eagerly(self, capture: Capture) -> None:
         """Run the batch of a capture as it will be captured: what is made once is made now."""
