@@ -62,14 +62,17 @@ def test_a_worker_is_a_process_like_any_other(launcher, start):
     told = executor.collective_rpc(about)
     for each in told:
         assert each["group"] == each["pid"]
-        assert each["session"] == each["parent"] == told[0]["parent"] != os.getpid()
+        assert each["parent"] == told[0]["parent"] != os.getpid()
+        assert each["session"] == os.getsid(0)
         assert each["threads"] == ["MainThread", "hardpoint-control"]
         assert each["main"]
         assert each["stdin"] == "/dev/null"
         assert each["argv"] == sys.argv
         assert each["path"] == sys.path
         assert each["cwd"] == str(Path.cwd())
-    assert psutil.Process(told[0]["parent"]).ppid() == os.getpid()
+    nursery = told[0]["parent"]
+    assert psutil.Process(nursery).ppid() == os.getpid()
+    assert os.getpgid(nursery) == nursery != os.getpgrp()
 
 
 @pytest.mark.parametrize("start", START)

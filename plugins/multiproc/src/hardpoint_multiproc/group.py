@@ -236,8 +236,8 @@ class WorkerGroup:
     def _nursery_died(self, code: int | None) -> None:
         pid, now = self._nursery.pid, time.monotonic()
         for worker in self._workers:
-            if worker.pid and pid:
-                end_group(worker.pid, pid)
+            if worker.pid:
+                end_group(worker.pid, os.getsid(0))
         error = ExecutorFailedError(
             f"the nursery (pid {pid}) {how_ended(code)}, and the workers, its children, with it"
         )
