@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Call", "CallTable", "Gather", "PackedCall", "RemoteFailure", "Reply"]
 
 
-@define(kw_only=True)
+@define
 class Call:
     """One call to every worker; never changed (to freeze it would double the cost of making it).
 
@@ -66,7 +66,7 @@ class Call:
         )
 
 
-@define(kw_only=True)
+@define
 class PackedCall:
     """A call on its way; ``body`` unpacks to (method, args, kwargs)."""
 
@@ -79,7 +79,7 @@ class PackedCall:
     """Whether its caller may take it back before it is begun (it does not wait for the call)."""
 
 
-@define(kw_only=True)
+@define
 class Reply:
     """One rank's acknowledgement of one call: a packed value (None where it was not asked for one)
     or a failure.
@@ -160,30 +160,31 @@ class CallTable:
         """Give one rank's answer to its call. Those to finished, unknown or other-generation calls
         are counted only.
         """
-        told = False
-        with self._lock:
-            gather = self._open.get(call_id)
-            bit = 1 << rank if rank >= 0 else 0
-            if gather is None or not gather.silent & bit or gather.generation != generation:
-                self.late_replies += 1
-                return
-            gather.silent ^= bit
-            if gather.expired:
-                self.late_replies += 1
-            if not gather.silent:
-                del self._open[call_id]
-            if value is None and failure is None:
-                told = gather.counts(bit)
-        if value is not None:
+        gather = self._open.get(call_id)
+        if gather is None or gather.generation != generation or rank not in gather.silent:
+            self._late()
+            return
+        try:
+            gather.silent.remove(rank)
+        except KeyError:  # doubled, and the other came first
+            self._late()
+            return
+        if not gather.silent:
+            self._open.pop(call_id, None)
+        if gather.expired:
+            self._late()
+        if failure is None:
             gather.take(rank, value)
-        elif failure is not None:
+        else:
             error = gather.fail(rank, failure)
             if self.erred is not None:
                 self.erred(rank, call_id, error)
-        elif told and gather.awaited:
-            gather.tell()
         if gather.held is not None:
             gather.settle()
+
+    def _late(self) -> None:
+        with self._lock:
+            self.late_replies += 1
 
     def missing(self, call_id: int) -> list[int]:
         """Return the ranks that have not acknowledged a call; none for a call that is over."""
@@ -191,7 +192,7 @@ class CallTable:
             gather = self._open.get(call_id)
             if gather is None:
                 return []
-            return _ranks(gather.silent)
+            return sorted(gather.silent)
 
     def expire(self, call_id: int) -> None:
         """End a call by timeout; its entry stays until every rank has acknowledged, so that late
@@ -201,7 +202,7 @@ class CallTable:
             gather = self._open.get(call_id)
             if gather is not None:
                 gather.expired = not gather.over
-                missing = _ranks(gather.silent)
+                missing = sorted(gather.silent)
         if gather is not None and not gather.settle(late=True):
             call = gather.call
             within = "in time" if call.timeout is None else f"within {call.timeout:g} s"
@@ -232,8 +233,3 @@ class CallTable:
     def calls(self) -> Mapping[int, Gather]:
         """Those calls, by id; changes while it is looked at."""
         return self._open
-
-
-def _ranks(bits: int) -> list[int]:
-    """Return the numbers of the bits that are set."""
-    return [rank for rank in range(bits.bit_length()) if bits >> rank & 1]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import cloudpickle  # type: ignore[import-untyped]
-from attrs import frozen
+from attrs import define
 
 from hardpoint.errors import EncodingError
 from hardpoint.isolation import text_of
@@ -40,14 +40,12 @@ _MOST_ITEMS = 64
 _DEEPEST = 40
 
 
-@frozen
+@define
 class Carried:
-    """A value on its way within one process, by reference; ``where`` begins the path to its
-    parts.
-    """
+    """A value on its way within one process, by reference; the result ``of`` a call, if any."""
 
     value: Any
-    where: str = "value"
+    of: str = ""
 
 
 class Encoded(NamedTuple):
@@ -95,8 +93,6 @@ def encode_apart(value: object, where: str) -> Encoded:
     """Encode any value, its large buffers apart and uncopied; called by whoever sends to another
     process. Raises EncodingError as :func:`encode`.
     """
-    if type(value) in PLAIN:
-        return Encoded(pickle.dumps(value, 5))
     buffers: list[memoryview] = []
 
     def stays(buffer: pickle.PickleBuffer) -> bool:
@@ -121,6 +117,11 @@ def encode_apart(value: object, where: str) -> Encoded:
     except Exception as error:
         raise _refusal(value, where, error) from error
     return Encoded(data, buffers)
+
+
+def encode_plain(value: object) -> bytes | None:
+    """Encode a value, if it is plain, the shortest way; None for any other."""
+    return pickle.dumps(value, 5) if type(value) in PLAIN else None
 
 
 def encode_plain_call(method: str, args: tuple[Any, ...]) -> bytes | None:
@@ -157,11 +158,6 @@ def decode(
 def pack(value: object, where: str) -> Parcel:
     """Prepare a value for a worker of the same process: by reference if immutable, else encoded."""
     return Carried(value) if immutable(value) else encode(value, where)
-
-
-def carry(value: object, where: str) -> Carried:
-    """Hand a value to a channel's end of this process, which encodes it itself."""
-    return Carried(value, where)
 
 
 def unpack(parcel: Parcel, where: str, of: str = "") -> Any:

@@ -43,8 +43,12 @@ class Codec(ABC):
                 self.encode(part, where)
             raise EncodingError(f"the call of {call.name!r} cannot be sent: {error}") from error
 
-    def encode_plain(self, call: Call) -> bytes | None:
-        """Encode a call that needs no buffers, if this is a shorter way; None if it is not."""
+    def plain_call(self, call: Call) -> bytes | None:
+        """Encode a call the shortest way, if there is one for it; None if there is not."""
+        return None
+
+    def plain(self, value: object) -> bytes | None:
+        """Encode a value the shortest way, if there is one for it; None if there is not."""
         return None
 
     @abstractmethod
@@ -84,8 +88,12 @@ class PickleCodec(Codec):
         """Encode a value, functions included; large buffers are set aside, uncopied."""
         return codec.encode_apart(value, where)
 
-    def encode_plain(self, call: Call) -> bytes | None:
-        """Encode a name with plain arguments, which most calls are, by a short cut."""
+    def plain(self, value: object) -> bytes | None:
+        """Encode a number, a text and the like."""
+        return codec.encode_plain(value)
+
+    def plain_call(self, call: Call) -> bytes | None:
+        """Encode a name with plain arguments, which most calls are."""
         method = call.method
         if type(method) is not str or call.kwargs:
             return None
@@ -117,8 +125,9 @@ def encoded_value(codec: Codec, parcel: Parcel | None) -> Encoded | None:
     EncodingError.
     """
     if type(parcel) is Carried:
-        value = parcel.value
-        return None if value is None else codec.encode(value, parcel.where)
+        value, of = parcel.value, parcel.of
+        where = f"result of {of!r}" if of else "value"
+        return None if value is None else codec.encode(value, where)
     if parcel is None or type(parcel) is Encoded:
         return parcel
     if type(parcel) is bytes:

@@ -49,9 +49,12 @@ class Gather:
         self.generation = call.generation
         self.claims = claims
         self.world_size = world_size
-        self.silent = self._wanted = (1 << world_size) - 1
-        """Ranks that have not replied, a bit for each; guarded by the table's lock."""
+        self.silent = set(range(world_size))
+        """Ranks that have not replied. It and ``_used`` are changed by single steps only, each
+        whole by itself, so that most answers need no lock.
+        """
         self._values: list[Any] = [None] * world_size
+        self._used: list[int] = []  # ranks whose answers are in it
         self._lock = threading.Lock() if lock is None else lock
 
     @property
@@ -101,25 +104,11 @@ class Gather:
             except BaseException as error:  # noqa: BLE001 - else nobody would end the call
                 self.finish(error=self._unusable(rank, error))
                 return
-        with self._lock:
-            last = self.counts(1 << rank)
-        if last and self.awaited:
-            self.tell()
-
-    def counts(self, bit: int) -> bool:
-        """Count one rank's answer as used, under the lock; return whether that ended the call."""
-        self._wanted = wanted = self._wanted & ~bit
-        if wanted or self.ended:
-            return False
-        asked = self.call.reply_rank
-        self._value = self._values if asked is None else self._values[asked]
-        self.ended = True
-        return True
-
-    @property
-    def awaited(self) -> bool:
-        """Whether somebody is to be told of the end."""
-        return self._future is not None or self._waker is not None
+        used = self._used
+        used.append(rank)
+        if len(used) == self.world_size:
+            asked = self.call.reply_rank
+            self.finish(values if asked is None else values[asked])
 
     def fail(self, rank: int, failure: RemoteFailure) -> BaseException:
         """End the call by the error that a rank reported; return that as it is raised here.
@@ -156,11 +145,6 @@ class Gather:
                 return
             self._value, self._error = value, error
             self.ended = True
-        self.tell()
-
-    def tell(self) -> None:
-        """Tell those who wait; later ones find the call ended."""
-        with self._lock:
             future, waker = self._future, self._waker
         if future is not None:
             self._complete(future)

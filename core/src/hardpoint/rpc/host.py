@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hardpoint.errors import (
@@ -86,11 +87,9 @@ class WorkerHost:
                 claim.release()
             raise
 
-    def handle(
-        self, call: PackedCall, pack: Callable[[Any, str], codec.Parcel] | None = None
-    ) -> Reply:
+    def handle(self, call: PackedCall, *, carried: bool = False) -> Reply:
         """Run one call and acknowledge it, with its value if this rank was asked for one. Never
-        raises. ``pack`` is :func:`hardpoint.rpc.codec.carry` where a channel's end encodes.
+        raises. With ``carried`` the value is left as it is, for a channel's end to encode.
         """
         rank = self._rank
         self._busy_since = time.monotonic()
@@ -98,9 +97,13 @@ class WorkerHost:
             value = self._run(call)
             if value is not None:
                 asked = call.reply_rank is None or call.reply_rank == rank
-                packing = pack or self._codec.pack
-                value = packing(value, f"result of {call.name!r}") if asked else None
-            return Reply(call_id=call.call_id, rank=rank, generation=call.generation, value=value)
+                if not asked:
+                    value = None
+                elif carried:
+                    value = codec.Carried(value, call.name)
+                else:
+                    value = self._codec.pack(value, f"result of {call.name!r}")
+            return Reply(call.call_id, rank, call.generation, value)
         except BaseException as error:  # noqa: BLE001 - every rank acknowledges every call
             return Reply(
                 call_id=call.call_id,
@@ -210,8 +213,7 @@ class WorkerHost:
             if name in self._own:
                 return self._own[name]
             if name in self._offered:
-                function, worker = self._offered[name], self.worker
-                return lambda *args, **kwargs: function(worker, *args, **kwargs)
+                return partial(self._offered[name], self.worker)
             # Looked up on the class, so that no attribute that happens to be callable is reached.
             if callable(getattr(type(self.worker), name, None)):
                 bound: Callable[..., Any] = getattr(self.worker, name)

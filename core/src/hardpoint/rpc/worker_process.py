@@ -24,7 +24,6 @@ from hardpoint.records import WorkerContext
 from hardpoint.registry import Registry
 from hardpoint.rpc.calls import PackedCall, Reply
 from hardpoint.rpc.channel import ChannelClosedError
-from hardpoint.rpc.codec import carry
 from hardpoint.rpc.control import ControlThread
 from hardpoint.rpc.encoding import codec_of
 from hardpoint.rpc.failures import RemoteFailure
@@ -218,7 +217,7 @@ def _serve(
         elif call.queued and not begin(call.call_id):
             end.reply(Reply(call_id=call.call_id, rank=rank, generation=call.generation))
             continue
-        reply = host.handle(call, carry)
+        reply = host.handle(call, carried=True)
         if work.left:
             return
         if fault.active:

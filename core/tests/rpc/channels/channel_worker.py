@@ -87,7 +87,7 @@ def serve(end, rank):
                 method, args, kwargs = codec.unpack(call.body, "arguments", call.name)
                 if method == "stop":
                     return count
-                value = codec.Carried(getattr(methods, method)(*args, **kwargs), "value")
+                value = codec.Carried(getattr(methods, method)(*args, **kwargs), method)
             except BaseException as error:
                 failure = RemoteFailure.of(error)
             end.reply(

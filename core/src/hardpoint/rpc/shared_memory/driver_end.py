@@ -57,6 +57,8 @@ class SharedDriverEnd(DriverEnd):
         self._memories: list[Memory] = []
         self._events: list[Event] = []
         self._names = Names()
+        self._known = self._names.encoded
+        self._plain_call = codec.plain_call
         self._lock = threading.Lock()
         self._closed = False
         self._armed = 0  # who sleeps, and how often somebody did
@@ -90,13 +92,17 @@ class SharedDriverEnd(DriverEnd):
 
     def send(self, call: Call) -> None:
         """Write the call once, for all workers."""
-        data: Buffer | None = self._codec.encode_plain(call)
+        data: Buffer | None = self._plain_call(call)
         buffers: Sequence[memoryview] = ()
         if data is None:
             data, buffers = self._codec.encode_call(call)
-        name = self._names.encode(call.name)
+        method, rank = call.method, call.reply_rank
+        name = self._known.get(method) if type(method) is str else None
+        if name is None:
+            name = self._names.encode(call.name)
         kind = QUEUED if call.queued else CALL
-        rank = -1 if call.reply_rank is None else call.reply_rank
+        if rank is None:
+            rank = -1
         deadline, lock = call.deadline, self._lock
         if not (lock.acquire() if deadline is None else lock.acquire(timeout=_left(deadline))):
             raise CallTimeoutError(f"{call.name!r} could not be sent in time: others are waiting")
@@ -122,7 +128,8 @@ class SharedDriverEnd(DriverEnd):
 
     def _drain(self, reader: RingReader, deliver: Deliver) -> None:
         rank = reader.name
-        while reader.words[HEAD] != reader.tail:
+        words = reader.words
+        while words[HEAD] != reader.tail:
             message = reader.take()
             if message is not None:
                 kind, call_id, generation, _, _, data, buffers = message

@@ -29,17 +29,17 @@ class Names:
     """Calls' names as they travel: cut to fit, whole characters. Few are used, so all are kept."""
 
     def __init__(self) -> None:
-        self._encoded: dict[str, bytes] = {}
+        self.encoded: dict[str, bytes] = {}
         self.decoded: dict[bytes, str] = {}
 
     def encode(self, name: str) -> bytes:
         """Return the bytes for a name."""
-        encoded = self._encoded.get(name)
+        encoded = self.encoded.get(name)
         if encoded is None:
             encoded = name.encode("utf-8", "replace")[:LONGEST_NAME]
             encoded = encoded.decode("utf-8", "ignore").encode()
-            if len(self._encoded) < _MOST_NAMES:
-                self._encoded[name] = encoded
+            if len(self.encoded) < _MOST_NAMES:
+                self.encoded[name] = encoded
         return encoded
 
     def decode(self, encoded: bytes) -> str:

@@ -9,6 +9,7 @@ import time
 from hardpoint.errors import EncodingError, UnsupportedError
 from hardpoint.rpc.calls import PackedCall, Reply
 from hardpoint.rpc.channel import CALLER, ChannelClosedError, WorkerEnd, WorkerHandle
+from hardpoint.rpc.codec import Carried
 from hardpoint.rpc.encoding import Codec, encoded_value
 from hardpoint.rpc.failures import RemoteFailure
 from hardpoint.rpc.shared_memory.bell import Event
@@ -53,6 +54,7 @@ class SharedWorkerEnd(WorkerEnd):
         self._names = Names()
         self._known = self._names.decoded
         self._bare = codec.bare
+        self._plain = codec.plain
         fence = threading.Lock()
         self._pass, self._go_on = fence.acquire, fence.release
         self._replies = RingWriter(
@@ -71,14 +73,17 @@ class SharedWorkerEnd(WorkerEnd):
                 if message is None:
                     return None
         kind, call_id, generation, rank, name, data, buffers = message
-        bare = self._bare and type(data) is bytes and not buffers
+        body = data
+        if buffers or not self._bare or type(data) is not bytes:
+            body = self._codec.parcel(data, buffers)  # type: ignore[assignment]
+        text = self._known.get(name)
         return PackedCall(
-            call_id=call_id,
-            generation=generation,
-            name=self._known.get(name) or self._names.decode(name),
-            body=self._codec.parcel(data, buffers) if not bare else data,  # type: ignore[arg-type]
-            reply_rank=None if rank < 0 else rank,
-            queued=kind == QUEUED,
+            call_id,
+            generation,
+            self._names.decode(name) if text is None else text,
+            body,  # type: ignore[arg-type]
+            None if rank < 0 else rank,
+            kind == QUEUED,
         )
 
     def _spin(self, ring: RingReader) -> Message | None:
@@ -111,10 +116,17 @@ class SharedWorkerEnd(WorkerEnd):
         """Write the acknowledgement, with its value or failure."""
         if self._closed:
             raise ChannelClosedError("this end of the channel was closed")
-        if reply.value is None and reply.failure is None:
+        parcel = reply.value
+        if reply.failure is not None:
+            self._answer(reply)
+        elif parcel is None:
             self._replies.put(NOTHING, reply.call_id, reply.generation, self._rank)
         else:
-            self._answer(reply)
+            data = self._plain(parcel.value) if type(parcel) is Carried else None
+            if data is None:
+                self._answer(reply)
+            else:
+                self._replies.put(VALUE, reply.call_id, reply.generation, self._rank, b"", data)
         self._wake_driver()
 
     def _answer(self, reply: Reply) -> None:
