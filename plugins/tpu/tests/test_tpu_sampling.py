@@ -65,6 +65,11 @@ def test_draws_are_padded_with_greedy_rows(make):
     assert arrays.draws.keys.tolist() == draws.keys([(4, 3), (0, 3), (9, 3)], 4).tolist()
 
 
+def test_the_key_of_a_draw_is_that_of_the_position_to_fill(make):
+    arrays = make(SamplingParams(temperature=1, seed=4), output=(8, 9))
+    assert arrays.draws.keys[:, 0].tolist() == draws.keys([(4, 5)], 1)[:, 0].tolist()
+
+
 def test_allowed_ids_forbid_all_others_in_their_row_alone(make):
     forbidden, bias = make(GREEDY, SamplingParams(allowed_token_ids=[3, 9], seed=1)).edits
     assert np.flatnonzero(~forbidden[1]).tolist() == [3, 9]
