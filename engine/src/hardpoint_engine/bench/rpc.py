@@ -135,7 +135,7 @@ class _Group:
         spent: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
         how = {"warm_ups": 10, "calls": plan.most_calls, "seconds": plan.seconds, "every": 0.0}
         if mode == "sporadic":
-            seconds = plan.calls * 10 * SPORADIC_EVERY
+            seconds = plan.calls * 2 * SPORADIC_EVERY
             how = {"warm_ups": 2, "calls": plan.calls, "seconds": seconds, "every": SPORADIC_EVERY}
 
         def take(driver: Driver) -> None:

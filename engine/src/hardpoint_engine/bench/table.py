@@ -111,7 +111,7 @@ def plot(document: Mapping[str, Any], path: str, pyplot: Any) -> None:
             panel.set(xscale="log", yscale="log", title=f"{size_name(size)}, {mode}")
             counts = sorted({row["workers"] for row in here})
             panel.set_xticks(counts, labels=map(str, counts))
-            panel.minorticks_off()
+            panel.set_xticks([], minor=True)
     panels[0][0].legend()
     for panel in panels[-1]:
         panel.set_xlabel("workers")

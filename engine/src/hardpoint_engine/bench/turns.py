@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 ARRAY = 1 << 20
 """Bytes from which a payload is an array, where a transport sends an array's memory apart."""
+WARM_UP_SHARE = 0.25
+"""Of a turn's seconds, at most, for calls that do not count."""
 
 
 class Transport(Protocol):
@@ -76,12 +78,15 @@ def take_turn(
     every: float,
 ) -> dict[str, Any]:
     """Call until ``calls`` calls were made or ``seconds`` have passed, each at least ``every``
-    seconds after the one before. Return their times in ns and when the last one ended (monotonic
+    seconds after the one before; up to ``warm_ups`` calls before that do not count. Return their times in ns and when the last one ended (monotonic
     s). Raises WrongAnswerError.
     """
     clock = time.perf_counter_ns
-    for number in range(warm_ups):
-        call(sent[number & 1][0])
+    warm = clock() + int(seconds * WARM_UP_SHARE * 1e9)
+    warmed = 0
+    while warmed < warm_ups and (not warmed or clock() < warm):
+        call(sent[warmed & 1][0])
+        warmed += 1
     times: list[int] = []
     end = clock() + int(seconds * 1e9)
     wanted = [[last] * workers for _, last in sent]
@@ -96,7 +101,7 @@ def take_turn(
             break
         if every:
             time.sleep(max(0.0, every - (clock() - begin) / 1e9))
-    return {"times": times, "ended": time.monotonic(), "calls": len(times) + warm_ups}
+    return {"times": times, "ended": time.monotonic(), "calls": len(times) + warmed}
 
 
 class Orders:
