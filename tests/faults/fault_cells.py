@@ -64,7 +64,7 @@ _WORKER = {
         "idle": SILENT,  # what runs then is the thread that beats
         "step": RAISED,
         "between": RAISED,
-        "shutdown": NOTHING,  # told in the worker's own log; it ends all the same
+        "shutdown": LOGGED,
     },
     "hang": {
         "start": SLOW_START,
@@ -72,7 +72,7 @@ _WORKER = {
         "idle": SILENT,
         "step": HUNG,
         "between": HUNG,
-        "shutdown": NOTHING,  # SIGTERM takes it out of its wait
+        "shutdown": LOGGED,
     },
     "ignore_term": {
         "start": SLOW_START,

@@ -71,6 +71,8 @@ class Victim:
         self.by_plan = self.point is not None and not outer
         """Whether the fake device itself fails; else something is done to the worker later."""
         self.executor = None
+        self.took = 0.0
+        """Seconds from the fault, or from the call in which it comes, to its outcome."""
 
     def settings(self):
         """What the group is configured with: only what this cell needs is short."""
@@ -128,7 +130,7 @@ def ending(cell, victim):
         yield kept
     except Exception as error:
         kept.append(error)
-    took = time.monotonic() - began
+    took = victim.took = time.monotonic() - began
     assert kept, f"nothing was raised; expected {cell.outcome}"
     assert took < cell.bound + SLACK, f"it took {took:.1f} s"
     judge(cell, victim, kept[0])
@@ -158,7 +160,6 @@ def test_a_worker_that_fails(cell, groups, outside, marked, tmp_path, caplog, re
     log = tmp_path / "fired"
     log.mkdir()
     victim = Victim(cell, groups, log)
-    began = time.monotonic()
     with caplog.at_level(logging.WARNING, logger="hardpoint"):
         {
             "start": while_starting,
@@ -170,7 +171,7 @@ def test_a_worker_that_fails(cell, groups, outside, marked, tmp_path, caplog, re
         }[cell.phase](cell, victim)
         victim.assert_fired()
         end_of(cell, victim, outside, marked, caplog)
-    record_property("seconds", time.monotonic() - began)
+    record_property("seconds", victim.took)
     second(groups)
 
 
@@ -257,6 +258,7 @@ def end_of(cell, victim, outside, marked, caplog):
     assert took < span + SLACK
     assert outside.look(marked)["processes"] == {}
     if cell.phase == "shutdown":
+        victim.took = took
         assert fired(victim.log, "shutdown.worker") > 0
     if cell.outcome == LOGGED:
         assert f"worker rank {victim.rank} (pid {victim.pid})" in caplog.text
