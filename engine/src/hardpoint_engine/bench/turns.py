@@ -78,8 +78,8 @@ def take_turn(
     every: float,
 ) -> dict[str, Any]:
     """Call until ``calls`` calls were made or ``seconds`` have passed, each at least ``every``
-    seconds after the one before; up to ``warm_ups`` calls before that do not count. Return their times in ns and when the last one ended (monotonic
-    s). Raises WrongAnswerError.
+    seconds after the one before; up to ``warm_ups`` calls before that do not count. Return the
+    times in ns and when the last call ended (monotonic s). Raises WrongAnswerError.
     """
     clock = time.perf_counter_ns
     warm = clock() + int(seconds * WARM_UP_SHARE * 1e9)
