@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hardpoint.config.loading import load_config
+from hardpoint.rpc import faults as module
 from hardpoint.rpc.faults import (
     DUPLICATE,
     EXIT_CODE,
     LOSE,
+    POINTS,
     VARIABLE,
     Fault,
     FaultPoints,
@@ -144,3 +148,16 @@ def test_a_block_has_faults_and_proves_that_they_fired(tmp_path, monkeypatch):
         pass
     with pytest.raises(KeyError), faults(tmp_path, "heartbeat"):
         raise KeyError  # what really went wrong is not hidden
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_every_point_is_placed_once_known():
+    """A point that nobody passes could never fire; a passed one that is not known would raise."""
+    placed = set()
+    for path in [*ROOT.glob("core/src/**/*.py"), *ROOT.glob("plugins/*/src/**/*.py")]:
+        if path != Path(module.__file__):
+            placed |= set(re.findall(r"\b_?fault\(\s*\"([\w.]+)\"", path.read_text()))
+    assert placed <= POINTS
+    assert placed >= POINTS
