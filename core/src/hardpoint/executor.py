@@ -190,15 +190,15 @@ class Executor(WorkerCalls):
             )
         deadline = None if timeout is None else self.clock() + timeout
         call = Call(
-            call_id=self.calls.next_id(),
-            generation=self.generation,
-            method=method,
-            args=tuple(args),
-            kwargs=dict(kwargs) if kwargs else {},
-            reply_rank=reply_rank,
-            timeout=timeout,
-            deadline=deadline,
-            queued=non_block,
+            self.calls.next_id(),
+            self.generation,
+            method,
+            tuple(args),
+            dict(kwargs) if kwargs else {},
+            reply_rank,
+            timeout,
+            deadline,
+            non_block,
         )
         gather = self.calls.open(call, world_size)
         try:

@@ -97,8 +97,11 @@ class Receiver:
     def _poll(self, gather: Gather, deadline: float | None) -> bool:
         end, deliver = self._end, self._table.acknowledge
         end.arm(NOBODY)
-        spin_until = time.monotonic() + end.spin_s
+        now = time.monotonic()
+        spin_until = now + end.spin_s
         while True:
+            if now < spin_until:  # before the first look, too: no answer is that quick
+                os.sched_yield()
             try:
                 end.collect(deliver)
             except ChannelClosedError as error:
@@ -110,7 +113,6 @@ class Receiver:
             if self._closed or (deadline is not None and now >= deadline):
                 return False
             if now < spin_until:
-                os.sched_yield()
                 continue
             if gather.wake_by(self._wake_caller):
                 return True

@@ -82,6 +82,7 @@ class SharedDriverEnd(DriverEnd):
             RingReader(self._memory(replies.size), replies, 0, self._workers[rank], name=rank)
             for rank in range(world_size)
         ]
+        self._rings = [(reader.words, reader) for reader in self._readers]
 
     def worker_handle(self, rank: int) -> WorkerHandle:
         """Return what worker ``rank`` attaches with: six descriptors, and sizes."""
@@ -122,8 +123,8 @@ class SharedDriverEnd(DriverEnd):
 
     def collect(self, deliver: Deliver) -> None:
         """Deliver what is in the reply rings; a ring's owner speaks for itself alone."""
-        for reader in self._readers:
-            if reader.words[HEAD] != reader.tail:
+        for words, reader in self._rings:
+            if words[HEAD] != reader.tail:
                 self._drain(reader, deliver)
 
     def _drain(self, reader: RingReader, deliver: Deliver) -> None:
