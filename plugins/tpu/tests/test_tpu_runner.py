@@ -193,6 +193,12 @@ def test_log_probabilities_are_each_requests_own(worker, drive, dense):
             assert list(row.values[0][1:]) == sorted(row.values[0][1:], reverse=True)
     assert {50, 60} <= set(driver.logprobs["d"][0].ids[0][1:])
     assert driver.logprobs["b"] == []
+    turned = fresh(worker, drive)
+    turned.add(
+        "d", range(10, 30), SamplingParams(temperature=0, logprobs=1, logprob_token_ids=[60, 50])
+    )
+    turned.run(2)
+    assert turned.logprobs["d"] == driver.logprobs["d"]
 
 
 def mask(*allowed: int) -> bytes:
