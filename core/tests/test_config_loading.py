@@ -168,7 +168,7 @@ def test_everything_wrong_is_told_at_once_with_key_value_origin_and_way_out(tmp_
         "Did you mean block_size?",
         "nnodes": "nnodes = 'two' (HARDPOINT_NNODES): must be a whole number.",
         "load_format": "load_format = 'safetensor' (flag --load-format): must be one of auto, "
-        "safetensors, gguf, dummy. Did you mean safetensors?",
+        "safetensors, gguf, sharded_state, dummy. Did you mean safetensors?",
         "--set": "--set = 'seed': is not of the form KEY=VALUE. "
         "Write for example --set max_num_seqs=8.",
         "memory_utilization": "memory_utilization = '1.5' (flag --set memory_utilization): must be "
