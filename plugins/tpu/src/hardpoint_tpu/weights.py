@@ -15,11 +15,12 @@ import numpy as np
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.checkpoints.ggml_types import BLOCK_TYPES
 from hardpoint.checkpoints.gguf import GGUFFile
-from hardpoint.checkpoints.llama import expected_shapes, hf_name, rotary_heads
+from hardpoint.checkpoints.llama import expected_shapes, rotary_heads
 from hardpoint.checkpoints.safetensors import SafetensorsCheckpoint
-from hardpoint.checkpoints.tables import TensorEntry, shown
+from hardpoint.checkpoints.tables import TensorEntry
 from hardpoint.checkpoints.tensor_file import TensorFile
-from hardpoint.errors import CheckpointError, UnsupportedModelError
+from hardpoint.checkpoints.weight_tables import gguf_weights, safetensors_weights
+from hardpoint.errors import UnsupportedModelError
 
 from hardpoint_tpu.packed import PLAIN, UNPACKERS, Floats, pairs_to_halves
 
@@ -61,27 +62,13 @@ class SafetensorsSource(WeightSource):
     """A folder of safetensors files."""
 
     def __init__(self, description: ModelDescription) -> None:
-        if method := description.hf_config.get("quantization_config"):
-            raise UnsupportedModelError(
-                f"{description.path}: the weights are quantised ({shown(method)}), which is not "
-                f"supported here; use the original model"
-            )
         self._checkpoint = SafetensorsCheckpoint(description.path)
         try:
-            self._entries = self._usable()
+            self._entries = safetensors_weights(self._checkpoint, description, PLAIN)
         except BaseException:
             self.close()
             raise
         self.shapes = {name: entry.shape for name, entry in self._entries.items()}
-
-    def _usable(self) -> dict[str, TensorEntry]:
-        entries = {}
-        for file in self._checkpoint.files:
-            for entry in sorted(file.tensors.values(), key=lambda entry: entry.offset):
-                if entry.type not in PLAIN:
-                    raise _unreadable(file, entry, PLAIN)
-                entries[entry.name] = entry
-        return entries
 
     def read(self, name: str) -> Floats:
         """Read one tensor."""
@@ -98,31 +85,12 @@ class GGUFSource(WeightSource):
     def __init__(self, description: ModelDescription) -> None:
         self._description = description
         self._file = GGUFFile(description.path)
-        self._entries: dict[str, TensorEntry] = {}
         try:
-            for entry in sorted(self._file.tensors.values(), key=lambda entry: entry.offset):
-                self._add(entry)
+            self._entries = gguf_weights(self._file, description, (*PLAIN, *UNPACKERS))
         except BaseException:
             self.close()
             raise
         self.shapes = {name: entry.shape for name, entry in self._entries.items()}
-
-    def _add(self, entry: TensorEntry) -> None:
-        if entry.type not in PLAIN and entry.type not in UNPACKERS:
-            raise _unreadable(self._file, entry, (*PLAIN, *UNPACKERS))
-        name = hf_name(entry.name)
-        if name is None or name in self._entries:
-            raise CheckpointError(
-                f"{self._file.path}: tensor {shown(entry.name)} stands for no weight, or for one "
-                f"that is there already"
-            )
-        heads = rotary_heads(self._description, name)
-        if heads is not None and entry.shape[0] % (2 * heads):
-            raise CheckpointError(
-                f"{self._file.path}: tensor {shown(entry.name)} has {entry.shape[0]} rows for "
-                f"{heads} heads"
-            )
-        self._entries[name] = entry
 
     def read(self, name: str) -> Floats:
         """Read, unpack and order one tensor."""
@@ -171,12 +139,4 @@ def open_weights(description: ModelDescription, seed: int = 0) -> WeightSource:
     raise UnsupportedModelError(
         f"{description.path}: platform 'tpu' reads no weights of the format "
         f"{description.format!r}; it reads gguf, safetensors, dummy"
-    )
-
-
-def _unreadable(file: TensorFile, entry: TensorEntry, known: object) -> UnsupportedModelError:
-    names = ", ".join(known)  # type: ignore[call-overload]
-    return UnsupportedModelError(
-        f"{file.path}: tensor {shown(entry.name)} is of type {entry.type}, which is not read here; "
-        f"read are {names}"
     )

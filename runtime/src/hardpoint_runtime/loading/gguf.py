@@ -6,9 +6,9 @@ import torch
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.checkpoints.ggml_types import BLOCK_TYPES
 from hardpoint.checkpoints.gguf import GGUFFile
-from hardpoint.checkpoints.llama import hf_name, rotary_heads
-from hardpoint.checkpoints.tables import TensorEntry, shown
-from hardpoint.errors import CheckpointError, UnsupportedModelError
+from hardpoint.checkpoints.llama import rotary_heads
+from hardpoint.checkpoints.tables import TensorEntry
+from hardpoint.checkpoints.weight_tables import gguf_weights
 from torch import Tensor
 
 from hardpoint_runtime.loading.packed import PLAIN, UNPACKERS, pair_rows_to_halves
@@ -23,31 +23,13 @@ class GGUFWeights(Weights):
     def __init__(self, description: ModelDescription) -> None:
         self._description = description
         self._file = GGUFFile(description.path)
-        self._entries: dict[str, TensorEntry] = {}
         self._scratch = torch.empty(0, dtype=torch.uint8)
         try:
-            ordered = sorted(self._file.tensors.values(), key=lambda entry: entry.offset)
-            for entry in ordered:
-                self._add(entry)
+            self._entries = gguf_weights(self._file, description, (*PLAIN, *UNPACKERS))
         except BaseException:
             self.close()
             raise
         self.shapes = {name: entry.shape for name, entry in self._entries.items()}
-
-    def _add(self, entry: TensorEntry) -> None:
-        where = f"{self._file.path}: tensor {shown(entry.name)}"
-        if entry.type not in PLAIN and entry.type not in UNPACKERS:
-            raise UnsupportedModelError(
-                f"{where} is of type {entry.type}, which cannot be unpacked yet; supported: "
-                f"{', '.join((*PLAIN, *UNPACKERS))}; convert the model to one of them"
-            )
-        name = hf_name(entry.name)
-        if name is None or name in self._entries:
-            raise CheckpointError(f"{where} stands for no weight, or for one that is there already")
-        heads = rotary_heads(self._description, name)
-        if heads is not None and entry.shape[0] % (2 * heads):
-            raise CheckpointError(f"{where} has {entry.shape[0]} rows for {heads} heads")
-        self._entries[name] = entry
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         """Read, order and unpack one tensor."""
