@@ -82,6 +82,28 @@ def test_a_worker_takes_the_tokens_that_it_lacks(known, follow):
     assert evolve(running, num_output=()).told(0, known) == (7, 8, 9)
 
 
+def test_a_request_that_agrees_with_itself_passes():
+    NEW.check()
+    evolve(NEW, sampling=SamplingParams(temperature=0)).check()
+    evolve(NEW, prefill_tokens=(1, 2, 3), num_computed=2).check()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": ()}, "empty prompt"),
+        ({"sampling": SamplingParams()}, "no seed"),
+        ({"prefill_tokens": (2, 1, 3)}, "do not begin with the prompt"),
+        ({"num_computed": 2}, "2 is not below its 2 tokens"),
+        ({"num_computed": -1}, "-1 is not below"),
+        ({"prefill_tokens": (1, 2, 3), "num_computed": 3}, "3 is not below its 3 tokens"),
+    ],
+)
+def test_a_request_that_contradicts_itself_is_refused(fields, message):
+    with pytest.raises(MessageError, match=message):
+        evolve(NEW, **fields).check()
+
+
 def test_messages_are_frozen_and_travel_whole():
     plan = SchedulerOutput(step_id=1, new=(NEW,), extra={"mine": (1, 2)})
     with pytest.raises(FrozenInstanceError):

@@ -47,6 +47,23 @@ class NewRequestData:
     prompt_adapter: PromptAdapterRequest | None = None
     extra: Extra = field(factory=dict)
 
+    def check(self) -> None:
+        """Raise MessageError if the request contradicts itself. Called by workers on receipt."""
+        known = self.prefill_tokens or self.prompt
+        if not self.prompt:
+            raise MessageError(f"request {self.req_id!r} has an empty prompt")
+        if self.sampling.seed is None and not self.sampling.greedy:
+            raise MessageError(f"request {self.req_id!r} draws, but the driver gave it no seed")
+        if known[: len(self.prompt)] != self.prompt:
+            raise MessageError(
+                f"request {self.req_id!r}: prefill_tokens do not begin with the prompt"
+            )
+        if not 0 <= self.num_computed < len(known):
+            raise MessageError(
+                f"request {self.req_id!r}: num_computed {self.num_computed} is not below its "
+                f"{len(known)} tokens"
+            )
+
 
 @frozen(kw_only=True)
 class CachedRequestData:

@@ -231,17 +231,7 @@ class Requests:
         known = request.prefill_tokens or request.prompt
         if req_id in self._states:
             raise MessageError(f"request {req_id!r} is announced as new, but is known here")
-        if not request.prompt:
-            raise MessageError(f"request {req_id!r} has an empty prompt")
-        if known[: len(request.prompt)] != request.prompt:
-            raise MessageError(f"request {req_id!r}: prefill_tokens do not begin with the prompt")
-        if request.sampling.seed is None and not request.sampling.greedy:
-            raise MessageError(f"request {req_id!r} draws, but the driver gave it no seed")
-        if not 0 <= request.num_computed < len(known):
-            raise MessageError(
-                f"request {req_id!r}: num_computed {request.num_computed} is not below its "
-                f"{len(known)} tokens"
-            )
+        request.check()
         if len(request.block_ids) != 1:
             raise BlockTableError(
                 f"request {req_id!r} has {len(request.block_ids)} block tables, there is one group"
