@@ -115,11 +115,7 @@ class SharedDriverEnd(DriverEnd):
             )
         finally:
             lock.release()  # a full fence, too: what follows reads after the call is visible
-        words = self._words
-        for sleeps, worker in self._sleeps:
-            if words[sleeps]:
-                words[sleeps] = 0
-                worker.wake()
+        self._wake_workers()
 
     def collect(self, deliver: Deliver) -> None:
         """Deliver what is in the reply rings; a ring's owner speaks for itself alone."""
