@@ -130,9 +130,14 @@ def test_warm_up_leaves_no_trace(make_runner, make_driver, alone):
     assert driver.run(16) == alone
 
 
-def test_warm_up_runs_what_steps_run(make_runner, monkeypatch):
-    """A decode, a prefill, and sampling with and without cuts."""
+@pytest.mark.parametrize("profiled", [True, False])
+def test_warm_up_runs_what_steps_run(make_runner, monkeypatch, profiled):
+    """A decode, a prefill, the largest step if no profile ran it, and sampling with and without
+    cuts.
+    """
     runner = make_runner()
+    if profiled:
+        runner.profile_run()
     lengths, sampled = [], []
     forward = type(runner.model).forward
     monkeypatch.setattr(
@@ -147,7 +152,7 @@ def test_warm_up_runs_what_steps_run(make_runner, monkeypatch):
         lambda logits, batch: sampled.append(batch.draws.top_k is None) or sample(logits, batch),
     )
     runner.warm_up()
-    assert lengths == [1, 4, 16]
+    assert lengths == [1, 4, 16] + [64] * (not profiled)
     assert sampled == [True, False]
 
 
