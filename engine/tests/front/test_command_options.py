@@ -25,6 +25,7 @@ NO_FLAGS = {
     "detokenize",  # an answer is text
     "logprob_token_ids",  # these need tables, or have no place in what is printed
     "logit_bias",
+    "bad_word_ids",  # what `bad_words` becomes
     "structured_outputs",
     "extra_args",
 }
@@ -55,11 +56,14 @@ def test_every_sampling_parameter_is_a_flag_or_left_out_on_purpose():
 
 
 def test_every_key_is_a_flag_that_loads():
-    values = {int: "3", float: "0.5", str: "some", tuple: "a,b"}
+    values = {int: "3", float: "0.5", str: "some", tuple: "a,b"} | {
+        "graph_sizes": "4,2",  # a list of numbers
+    }
     for key in KEYS:
         if key.flag is None:
             continue
-        given = [] if key.type is bool else [key.choices[0] if key.choices else values[key.type]]
+        value = key.choices[0] if key.choices else values.get(key.path) or values.get(key.type)
+        given = [] if key.type is bool else [value]
         options = options_of(key.flag, *given)
         flags = given_flags(options)
         assert list(flags) == [key.path]

@@ -2,9 +2,10 @@
 for, a thread that sleeps until one comes.
 
 A caller that waits takes the *turn*: it alone reads replies, delivers whatever arrives, and no
-other thread is involved. While calls are open and nobody has the turn, the next reply wakes the
-thread. So: whoever leaves the turn arms the channel for the thread if calls are open, and looks
-again; and the thread, woken while a caller has the turn, leaves all to it.
+other thread is involved. Further callers stand by. While calls are open and nobody has the turn,
+the next reply wakes the thread. So: whoever leaves the turn wakes one that stands by, arms the
+channel for the thread if calls are open, and looks again; and the thread, woken while a caller has
+the turn, leaves all to it. The thread may be long in a callback, and be such a caller itself.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Receiver:
         self._table = table
         self._open = table.calls
         self._turn = threading.Lock()
+        self._standing_by: list[Callable[[], None]] = []
         self._owner = 0
         self._closed = False
         self._starting = threading.Lock()
@@ -50,9 +52,8 @@ class Receiver:
         me = threading.get_ident()
         if self._owner == me:  # in a callback that this thread delivers
             return self._poll(gather, deadline)
-        if self._closed or not self._turn.acquire(False):
-            self._ask_thread()
-            return gather.wait(deadline)
+        if (self._closed or not self._turn.acquire(False)) and not self._stand_by(gather, deadline):
+            return gather.ended
         self._owner = me
         try:
             ended = self._poll(gather, deadline)
@@ -121,6 +122,33 @@ class Receiver:
                 end.sleep(CALLER, None if deadline is None else deadline - now)
             end.arm(NOBODY)
 
+    def _stand_by(self, gather: Gather, deadline: float | None) -> bool:
+        """Wait while others take replies; return True with the turn, or False when the call has
+        ended or ``deadline`` has passed.
+        """
+        bell = threading.Semaphore(0)
+        self._standing_by.append(bell.release)
+        try:
+            while not gather.wake_by(bell.release):
+                if not self._closed and self._turn.acquire(False):
+                    return True
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                bell.acquire(timeout=left)
+            return False
+        finally:
+            self._standing_by.remove(bell.release)
+            if not self._turn.locked():  # this one was woken to take it, and does not
+                self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Wake one that stands by: the turn is free. A race for it has somebody win, who does this
+        again.
+        """
+        for wake in self._standing_by[:1]:
+            wake()
+
     def _wake_caller(self) -> None:
         self._end.wake(CALLER)
 
@@ -133,6 +161,7 @@ class Receiver:
                 self._ask_thread()
                 end.arm(THREAD)
             turn.release()
+            self._hand_over()
             if not calls or self._closed:
                 return
             if awaited:

@@ -83,6 +83,35 @@ def test_a_callback_may_call_and_wait(group):
     assert answers == [["again"] * 2]
 
 
+def test_one_that_stands_by_takes_over_from_a_caller_that_leaves(group, tmp_path, wait_until):
+    """Even if it is the thread, in a callback: nobody else would take the replies."""
+    answers = []
+    begun, waiting, finished = threading.Event(), threading.Event(), threading.Event()
+
+    def then(_):
+        begun.set()
+        assert waiting.wait(PATIENCE)
+        answers.append(group.call("gate", tmp_path / "in2", tmp_path / "open2"))
+        finished.set()
+
+    group.call("echo", 1, non_block=True).add_done_callback(then)
+    assert begun.wait(PATIENCE)
+    caller = threading.Thread(
+        target=group.call, args=("gate", tmp_path / "in1", tmp_path / "open1")
+    )
+    caller.start()
+    wait_until(lambda: len(list(tmp_path.glob("in1.*"))) == 2 and group.receiver._turn.locked())
+    waiting.set()
+    wait_until(lambda: group.table.pending == 2)
+    time.sleep(0.05)  # for it to stand by; should it not yet, it has the turn for itself
+    (tmp_path / "open1").touch()
+    caller.join(PATIENCE)
+    assert not caller.is_alive()
+    (tmp_path / "open2").touch()
+    assert finished.wait(PATIENCE)
+    assert len(answers) == 1
+
+
 def test_a_wait_ends_at_its_deadline(group, tmp_path):
     began = time.monotonic()
     with pytest.raises(CallTimeoutError):
