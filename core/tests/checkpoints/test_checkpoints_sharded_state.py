@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -17,14 +18,19 @@ from hardpoint.checkpoints.safetensors import SafetensorsFile
 from hardpoint.checkpoints.safetensors_writer import FileTable, SafetensorsWriter
 from hardpoint.checkpoints.saving import Saving
 from hardpoint.checkpoints.sharded_state import (
+    COMMITTED,
     MANIFEST,
     Manifest,
+    check_files,
     configuration_of,
+    has_manifest,
+    located,
     read_manifest,
 )
 from hardpoint.config.schema import ParallelConfig
 from hardpoint.errors import CheckpointError
 from hardpoint.records import SavedFile, SavedTensor
+from hardpoint.rpc.faults import fault, fired
 
 TENSORS = (
     SavedTensor(name="a.weight", dtype="float32", shape=(3, 2)),
@@ -113,6 +119,18 @@ def save(folder, *names, **changes):
     return files
 
 
+def killed_in_a_save(plan, folder, *names):
+    """Save in a child process that has a plan of faults; return the signal that ended it, or 0."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            fault.plan(plan)
+            save(folder, *names)
+        finally:
+            os._exit(0)
+    return os.WTERMSIG(os.waitpid(pid, 0)[1])
+
+
 class TestSaving:
     def test_the_manifest_says_what_is_there(self, tmp_path):
         files = save(tmp_path, "p0", "p1")
@@ -161,23 +179,49 @@ class TestSaving:
             with pytest.raises(CheckpointError, match="files of one name"):
                 saving.commit(manifest([file], [file]))
 
-    def test_an_end_in_the_midst_of_the_commit_leaves_nothing_that_loads(
-        self, tmp_path, monkeypatch
-    ):
-        """The old state is gone then, the new one is not there: it says so."""
-        save(tmp_path, "p0", "p1")
+    @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+    def test_killed_anywhere_in_the_commit_the_state_is_the_old_one_or_the_new_one(self, tmp_path):
+        seen = set()
+        for nth in itertools.count(1):
+            folder, log = tmp_path / f"state-{nth}", tmp_path / f"log-{nth}"
+            folder.mkdir()
+            log.mkdir()
+            (folder / "mine").write_text("not of any state")
+            old = tuple(save(folder, "p0", "p1", "gone"))
+            killed = killed_in_a_save(f"{log}:save.commit:{nth}=kill", folder, "p1", "p0", "q0")
+            assert bool(killed) == bool(fired(log, "save.commit"))
+            files = read_manifest(folder).files[0]
+            assert has_manifest(folder)
+            check_files(folder, files)
+            for file in files:
+                assert sha256(located(folder, file.name).read_bytes()).hexdigest() == file.sha256
+            names = [file.name for file in files]
+            assert names in (["p0", "p1", "gone"], ["p1", "p0", "q0"])
+            assert (files == old) == (names[0] == "p0")
+            seen.add(names[0])
+            save(folder, "p1", "z0")
+            assert sorted(path.name for path in folder.iterdir()) == ["mine", "p1", MANIFEST, "z0"]
+            assert [file.name for file in read_manifest(folder).files[0]] == ["p1", "z0"]
+            if not killed:
+                break
+        assert nth > 6
+        assert seen == {"p0", "p1"}
 
-        def interrupted(path, target):
-            raise KeyboardInterrupt
+    def test_a_save_whose_place_is_taken_says_so(self, tmp_path):
+        """Another one has been decided and is being put in its place by a process that lives."""
+        with Saving(tmp_path) as saving:
+            file = write(saving.place / "p0")
+            (tmp_path / COMMITTED).mkdir()
+            (tmp_path / COMMITTED / "p0").touch()
+            with pytest.raises(CheckpointError, match="another save is being put in its place"):
+                saving.commit(manifest([file]))
 
-        monkeypatch.setattr("pathlib.Path.replace", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            save(tmp_path, "p0", "p1")
-        monkeypatch.undo()
-        with pytest.raises(CheckpointError, match="saving it was not finished; save it again"):
-            read_manifest(tmp_path)
+    def test_what_cannot_be_gone_on_with_is_told_and_removed(self, tmp_path, caplog):
+        (tmp_path / COMMITTED).mkdir()
+        (tmp_path / COMMITTED / MANIFEST).write_text("{")
         save(tmp_path, "p0")
-        assert read_manifest(tmp_path)
+        assert "cut off is not gone on with" in caplog.text
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["p0", MANIFEST]
 
     def test_what_a_killed_save_left_is_removed_and_what_a_running_one_has_is_not(self, tmp_path):
         killed, running = tmp_path / ".saving-killed", tmp_path / ".saving-running"

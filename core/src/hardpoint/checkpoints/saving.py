@@ -1,9 +1,10 @@
 """Saving a sharded state so that it is there whole or not at all. Runs in the driver.
 
 The ranks write into a folder within the one that was asked for, so on the same disk. When all have
-written, the old manifest goes, then the old parts, the new parts are renamed to their places, and
-the new manifest is put there last. Whatever ends this before leaves the old state, or at worst no
-manifest; never a mixture that could be loaded.
+written, that folder is given the name COMMITTED, which decides it in one step: until then the state
+is the old one, from then on the new one. What follows only puts the parts in their places, the
+manifest last. Whatever ends that leaves some of them where they are found all the same; the next
+save goes on with it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
-from hardpoint.checkpoints.sharded_state import MANIFEST, Manifest, has_manifest, read_manifest
+from hardpoint.checkpoints.sharded_state import COMMITTED, MANIFEST, Manifest, manifest_in
 from hardpoint.errors import CheckpointError
+from hardpoint.rpc.faults import fault
 
 _logger = logging.getLogger("hardpoint.executor")
 
@@ -41,7 +42,7 @@ class Saving:
 
     def __enter__(self) -> Self:
         if self.folder.is_dir():
-            _remove_abandoned(self.folder)
+            _end_abandoned(self.folder)
             self.place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self.folder))
             self._lock = os.open(self.place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -49,7 +50,7 @@ class Saving:
 
     def __exit__(self, *_: object) -> None:
         if self._lock is not None:
-            shutil.rmtree(self.place, ignore_errors=True)
+            shutil.rmtree(self.place, ignore_errors=True)  # nothing, once it was decided
             os.close(self._lock)
             self._lock = None
 
@@ -68,16 +69,17 @@ class Saving:
         for files in manifest.files:
             for file in files:
                 self._check(file.name, file.num_bytes)
-        new = self._written(manifest)
-        old = _old_names(self.folder)
-        (self.folder / MANIFEST).unlink(missing_ok=True)
-        for name in old:
-            (self.folder / name).unlink(missing_ok=True)
-        for name in names:
-            (self.place / name).replace(self.folder / name)
-        _sync(self.folder)
-        new.replace(self.folder / MANIFEST)
-        _sync(self.folder)
+        self._write(manifest)
+        _sync(self.place)
+        fault("save.commit")
+        try:
+            self.place.rename(self.folder / COMMITTED)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.folder}: another save is being put in its place there "
+                f"({error.strerror}); save it again"
+            ) from error
+        _settle(self.folder)
 
     def _check(self, name: str, num_bytes: int) -> None:
         path = self.place / name
@@ -86,32 +88,63 @@ class Saving:
                 f"{path}: a rank said that it wrote {num_bytes} bytes there, and that is not so"
             )
 
-    def _written(self, manifest: Manifest) -> Path:
-        path = self.place / MANIFEST
-        with path.open("x", encoding="utf-8") as file:
+    def _write(self, manifest: Manifest) -> None:
+        with (self.place / MANIFEST).open("x", encoding="utf-8") as file:
             json.dump(manifest.document(), file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        return path
 
 
-def _old_names(folder: Path) -> Iterable[str]:
+def _settle(folder: Path) -> None:
+    """Put a state that was decided in its place, and remove the old one's parts. It may be cut off
+    anywhere, and done again.
+    """
+    _sync(folder)
+    waiting = folder / COMMITTED
+    new = _names(waiting / MANIFEST)
+    for name in _old_names(folder) - new:
+        fault("save.commit")
+        (folder / name).unlink(missing_ok=True)
+    for name in sorted(new):
+        fault("save.commit")
+        with contextlib.suppress(FileNotFoundError):  # it is in its place already
+            (waiting / name).replace(folder / name)
+    _sync(folder)
+    fault("save.commit")
+    (waiting / MANIFEST).replace(folder / MANIFEST)
+    _sync(folder)
+    fault("save.commit")
+    shutil.rmtree(waiting)
+
+
+def _names(manifest: Path) -> set[str]:
+    return {file.name for files in manifest_in(manifest).files for file in files}
+
+
+def _old_names(folder: Path) -> set[str]:
     """Return the parts of the state that is to be replaced; one that cannot be read has none."""
     try:
-        old = read_manifest(folder) if has_manifest(folder) else None
+        return _names(folder / MANIFEST) if (folder / MANIFEST).exists() else set()
     except CheckpointError as error:
         _logger.warning("the parts of the old state are left where they are: %s", error)
-        return ()
-    return () if old is None else [file.name for files in old.files for file in files]
+        return set()
 
 
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what a save left that was killed; one that goes on holds a lock."""
-    for path in folder.glob(f"{_PREFIX}*"):
+def _end_abandoned(folder: Path) -> None:
+    """Go on with a save that was decided and then killed, and remove what one left that was killed
+    before; one that goes on holds a lock.
+    """
+    for path in [folder / COMMITTED, *folder.glob(f"{_PREFIX}*")]:
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if path.name == COMMITTED and (path / MANIFEST).exists():
+                    _settle(folder)
+                else:
+                    shutil.rmtree(path)
+            except CheckpointError as error:
+                _logger.warning("a save that was cut off is not gone on with: %s", error)
                 shutil.rmtree(path)
             finally:
                 os.close(handle)

@@ -2,7 +2,8 @@
 manifest that says what belongs together.
 
 Nothing in the folder counts that the manifest does not name, and without a manifest there is no
-sharded state: it is written last (:mod:`hardpoint.checkpoints.saving`).
+sharded state. A save that was decided and then cut off has left files in the folder COMMITTED
+(:mod:`hardpoint.checkpoints.saving`): they are the state's as if they were in their places.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from hardpoint.metadata import Plugin
 
 MANIFEST: Final = "sharded_state.json"
+COMMITTED: Final = ".committed"
+"""Holds, of a save that was decided, what is not in its place yet; the manifest leaves it last."""
 SHARDED_STATE: Final = "sharded_state"
 """The load format, and the format of such a description."""
 FORMAT: Final = 1
@@ -131,21 +134,34 @@ def manifest_of(
     )
 
 
+def located(folder: Path, name: str) -> Path:
+    """Return where a file of the state in ``folder`` is. Raises CheckpointError if that is outside
+    of the folder.
+    """
+    waiting = contained(folder, f"{COMMITTED}/{name}")
+    return waiting if waiting.exists() else contained(folder, name)
+
+
 def has_manifest(folder: Path) -> bool:
     """Whether a sharded state is in ``folder``."""
-    return contained(folder, MANIFEST).exists()
+    return located(folder, MANIFEST).exists()
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of ``folder``. Raises CheckpointError, naming the key, for anything that
     does not add up, and if there is none.
     """
-    path = contained(folder, MANIFEST)
+    path = located(folder, MANIFEST)
     if not path.exists():
         raise CheckpointError(
             f"{folder}: there is no {MANIFEST} in the folder: no sharded state was saved there, or "
             "saving it was not finished; save it again"
         )
+    return manifest_in(path)
+
+
+def manifest_in(path: Path) -> Manifest:
+    """Read the manifest that is the file ``path``; raises as :func:`read_manifest`."""
     fields = Fields(path, read_object(path))
     if fields.integer("format") != FORMAT:
         raise fields.fail("format", fields.values["format"], f"{FORMAT}, the one known here")
@@ -231,7 +247,7 @@ def describe_sharded_state(folder: Path) -> ModelDescription:
     """
     manifest = read_manifest(folder)
     check_files(folder, [file for files in manifest.files for file in files])
-    fields = Fields(contained(folder, MANIFEST), manifest.config)
+    fields = Fields(located(folder, MANIFEST), manifest.config)
     description = from_configuration(folder, fields, manifest.dtype)
     _check_amount(folder, description, manifest)
     return evolve(description, format=SHARDED_STATE)
@@ -240,7 +256,7 @@ def describe_sharded_state(folder: Path) -> ModelDescription:
 def check_files(folder: Path, files: Iterable[SavedFile]) -> None:
     """Raise CheckpointError, naming file and tensors, unless each is there in its full size."""
     for file in files:
-        path = contained(folder, file.name)
+        path = located(folder, file.name)
         held = some([tensor.name for tensor in file.tensors]) or "nothing"
         try:
             size = path.stat().st_size

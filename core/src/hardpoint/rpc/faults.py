@@ -35,13 +35,15 @@ POINTS = frozenset(
         "nursery.before_fork",
         "nursery.idle",
         "heartbeat",
+        "save.commit",
         "shutdown.driver",
         "shutdown.worker",
     }
 )
 """The points there are: who passes each stands in the name. ``shutdown.driver`` is passed before
 the workers are asked to shut down, ``shutdown.worker`` before a worker does, ``nursery.idle`` each
-time the nursery begins to wait for an order.
+time the nursery begins to wait for an order, ``save.commit`` by the driver before each step of
+putting a sharded state in its place.
 """
 
 LOSE, DUPLICATE = "lose", "duplicate"

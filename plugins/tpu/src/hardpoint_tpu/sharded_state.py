@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from hardpoint.checkpoints.description import ModelDescription
-from hardpoint.checkpoints.files import contained, open_regular
+from hardpoint.checkpoints.files import open_regular
 from hardpoint.checkpoints.safetensors import FLOAT_TYPES, SafetensorsFile
 from hardpoint.checkpoints.safetensors_writer import FileTable, SafetensorsWriter
-from hardpoint.checkpoints.sharded_state import MANIFEST, check_files, read_manifest
+from hardpoint.checkpoints.sharded_state import MANIFEST, check_files, located, read_manifest
 from hardpoint.checkpoints.tables import some
 from hardpoint.errors import CancelledStepError, CheckpointError
 from hardpoint.records import SavedFile, SavedTensor
@@ -118,7 +118,7 @@ class ShardedStateSource(WeightSource):
         self.shapes = shapes
 
     def _open(self, folder: Path, file: SavedFile) -> None:
-        path = contained(folder, file.name)
+        path = located(folder, file.name)
         source = SafetensorsFile(path)
         self._files.append(source)
         held = {

@@ -13,10 +13,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import torch
-from hardpoint.checkpoints.files import contained, open_regular
+from hardpoint.checkpoints.files import open_regular
 from hardpoint.checkpoints.safetensors import FLOAT_TYPES, SafetensorsFile
 from hardpoint.checkpoints.safetensors_writer import FileTable, SafetensorsWriter
-from hardpoint.checkpoints.sharded_state import MANIFEST, Manifest, check_files, read_manifest
+from hardpoint.checkpoints.sharded_state import (
+    MANIFEST,
+    Manifest,
+    check_files,
+    located,
+    read_manifest,
+)
 from hardpoint.checkpoints.tables import shown, some
 from hardpoint.errors import CancelledStepError, CheckpointError, UnsupportedError
 from hardpoint.records import SavedFile, SavedTensor
@@ -159,7 +165,7 @@ def load_sharded_state(model: LanguageModel, folder: Path, context: WorkerContex
     targets = held_tensors(model)
     _check_tensors(folder, context.rank, files, described(targets), manifest)
     check_files(folder, files)
-    opened = [SafetensorsFile(contained(folder, file.name)) for file in files]
+    opened = [SafetensorsFile(located(folder, file.name)) for file in files]
     try:
         for file, source in zip(files, opened, strict=True):
             _check_table(file, source)
