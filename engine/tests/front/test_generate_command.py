@@ -138,7 +138,7 @@ def test_what_the_platform_refuses_is_refused_before_anything_is_loaded():
         "from hardpoint_uniproc.executor import UniProcExecutor\n"
         "UniProcExecutor.start_workers = lambda self: exit(9)\n"
         "from hardpoint.cli import main\n"
-        "main(['generate', '--platform', 'cpu', '--load-format', 'dummy', '--raw', 'one',"
+        "main(['generate', '--platform', 'dummy', '--load-format', 'dummy', '--raw', 'one',"
         " '--bad-words', 'x'])\n"
     )
     done = subprocess.run(

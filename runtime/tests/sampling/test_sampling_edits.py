@@ -6,7 +6,7 @@ import torch
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_runtime.device import HostDeviceOps
 from hardpoint_runtime.sampling.batch import build_sampling_batch
-from hardpoint_runtime.sampling.edits import banned
+from hardpoint_runtime.sampling.edits import early_ends, ending_words
 from hardpoint_runtime.sampling.sampler import Sampler
 
 GREEDY = {"temperature": 0, "max_tokens": None}
@@ -91,10 +91,39 @@ def test_an_answer_does_not_end_before_its_least_length(make_requests):
 
 def test_a_request_that_may_only_end_may_end():
     wish = SamplingParams(**GREEDY, min_tokens=2, allowed_token_ids=(5,))
-    assert banned(wish, 0, (5,)) == ()
-    assert banned(wish, 0, ()) == ()
+    assert not early_ends(wish, 0, (5,))
+    assert not early_ends(wish, 0, ())
     other = SamplingParams(**GREEDY, min_tokens=2, allowed_token_ids=(4, 5))
-    assert banned(other, 0, (5,)) == (5,)
+    assert early_ends(other, 0, (5,)) == {5}
+
+
+def test_a_bad_word_is_barred_where_the_answer_ends_with_its_beginning(make_requests):
+    words = ((2,), (3, 4), (3, 3, 5), (1, 3, 0))
+    wishes = {
+        # the prompt is no part of the answer
+        "young": (SamplingParams(**GREEDY, bad_word_ids=words), [3, 3], []),
+        "one": (SamplingParams(**GREEDY, bad_word_ids=words), [1], [3]),
+        "two": (SamplingParams(**GREEDY, bad_word_ids=words), [1], [1, 3, 3]),
+        "all": (SamplingParams(**GREEDY, bad_word_ids=words), [2], [3, 1, 3]),
+        "free": (SamplingParams(**GREEDY), [1], [3, 3]),
+    }
+    result = edited(make_requests, wishes, torch.zeros(5, 6))
+    barred = [row.isinf().nonzero()[:, 0].tolist() for row in result]
+    assert barred == [[2], [2, 4], [2, 4, 5], [0, 2, 4], []]
+
+
+def test_bad_words_against_plain_lines():
+    rng = np.random.default_rng(3)
+    for _ in range(300):
+        output = rng.integers(0, 3, rng.integers(0, 7))
+        words = [tuple(rng.integers(0, 3, rng.integers(1, 5)).tolist()) for _ in range(4)]
+        expected = {
+            token
+            for token in range(3)
+            for word in words
+            if [*output.tolist(), token][-len(word) :] == list(word)
+        }
+        assert ending_words(words, output) == expected
 
 
 def test_nobody_asks_nothing_is_edited(make_requests):

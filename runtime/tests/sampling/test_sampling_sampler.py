@@ -14,7 +14,12 @@ from hardpoint_runtime.sampling.support import unsupported
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
+def bad_words(rng, vocabulary):
+    return tuple((*([4] * rng.randrange(3)), token) for token in range(0, vocabulary, 2))
+
+
 def random_wish(rng, vocabulary):
+    output = rng.choice([[rng.randrange(vocabulary) for _ in range(rng.randrange(6))], [3, 4, 4]])
     greedy = rng.random() < 0.25
     sampling = SamplingParams(
         temperature=0 if greedy else rng.choice([0.005, 0.3, 1.0, 2.0]),
@@ -27,12 +32,12 @@ def random_wish(rng, vocabulary):
         logit_bias=rng.choice([None, None, {2: 3.0}]),
         allowed_token_ids=rng.choice([None, None, None, tuple(range(0, vocabulary, 3))]),
         min_tokens=rng.choice([0, 0, 5]),
+        bad_word_ids=rng.choice([(), (), bad_words(rng, vocabulary)]),
         max_tokens=None,
         seed=rng.randrange(1 << 40),
         logprobs=rng.choice([None, None, 2]),
     )
     prompt = [rng.randrange(vocabulary) for _ in range(rng.randrange(1, 6))]
-    output = [rng.randrange(vocabulary) for _ in range(rng.randrange(6))]
     return sampling, prompt, output
 
 
@@ -152,9 +157,7 @@ def test_a_mask_of_the_wrong_length_is_refused(sample):
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("n", {"n": 2}),
         ("prompt_logprobs", {"prompt_logprobs": 0}),
-        ("bad_words", {"bad_words": ("no",)}),
         ("structured_outputs", {"structured_outputs": {"regex": "a*"}}),
         ("extra_args", {"extra_args": {"mine": 1}}),
     ],

@@ -79,6 +79,13 @@ class Intake:
             self._refuse(
                 "n", sampling.n, f"request {request.req_id} is one sequence: n must be 1 here"
             )
+        if sampling.bad_words and not sampling.bad_word_ids:
+            self._refuse(
+                "bad_words",
+                sampling.bad_words,
+                f"request {request.req_id}: bad_words are texts, and the engine core has no "
+                "tokenizer: give their ids as bad_word_ids",
+            )
         if sampling.structured_outputs is not None:
             raise UnsupportedError(
                 Capability.GRAMMAR.value, "hardpoint-engine", reason="not yet: structured_outputs"

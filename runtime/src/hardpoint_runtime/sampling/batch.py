@@ -19,7 +19,8 @@ from hardpoint_runtime.sampling.draws import keys
 from hardpoint_runtime.sampling.edits import (
     Penalties,
     Places,
-    banned,
+    early_ends,
+    ending_words,
     gather_penalties,
 )
 from hardpoint_runtime.sampling.logprobs import LogprobAsk, ask
@@ -103,11 +104,8 @@ def build_sampling_batch(
             for row in rows_with(Feature.ALLOWED)
         ),
         banned=_places(
-            (
-                row,
-                banned(states[row].sampling, int(num_output[row]), eos_token_ids),
-            )
-            for row in rows_with(Feature.MIN_TOKENS)
+            (row, _banned(requests, states[row], int(num_output[row]), eos_token_ids, vocab_size))
+            for row in rows_with(Feature.MIN_TOKENS | Feature.BAD_WORDS)
         ),
         bias=_bias(states, rows_with(Feature.BIAS)),
         penalties=_penalties(requests, states, slots, rows_with(Feature.PENALTIES)),
@@ -143,6 +141,22 @@ def _draws(
         top_k=top_k if cuts else None,
         top_p=top_p if cuts else None,
     )
+
+
+def _banned(
+    requests: Requests,
+    state: RequestState,
+    num_output: int,
+    eos_token_ids: Sequence[int],
+    vocab_size: int,
+) -> Iterable[int]:
+    """Return the ids that a request must not have next: ends, and ends of bad words."""
+    sampling = state.sampling
+    banned = early_ends(sampling, num_output, eos_token_ids)
+    if sampling.bad_word_ids:
+        known = requests.tokens(state.req_id)
+        banned |= ending_words(sampling.bad_word_ids, known[len(known) - num_output :])
+    return (token for token in banned if token < vocab_size)
 
 
 def _places(wishes: Iterable[tuple[int, Iterable[int]]]) -> Places | None:

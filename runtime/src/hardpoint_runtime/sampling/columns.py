@@ -30,6 +30,7 @@ class Feature(IntFlag):
     ALLOWED = 4
     BIAS = 8
     MIN_TOKENS = 16
+    BAD_WORDS = 32
 
 
 def features(sampling: SamplingParams) -> int:
@@ -42,6 +43,7 @@ def features(sampling: SamplingParams) -> int:
         Feature.ALLOWED: sampling.allowed_token_ids is not None,
         Feature.BIAS: sampling.logit_bias,
         Feature.MIN_TOKENS: sampling.min_tokens > 0,
+        Feature.BAD_WORDS: sampling.bad_word_ids,
     }
     return sum(int(bit) for bit, asked in wishes.items() if asked)
 

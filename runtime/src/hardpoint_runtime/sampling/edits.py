@@ -1,12 +1,12 @@
 """Changes of logits [n, V] that a request asked for, as sparse edits: (row, id) -> new value.
 
-Order: allowed ids, then minimum length, bias, penalties. Each is applied in place on a float32
-copy. Only rows whose requests ask are touched.
+Order: allowed ids, then bad words and minimum length, bias, penalties. Each is applied in place on
+a float32 copy. Only rows whose requests ask are touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,18 +118,24 @@ def penalise(logits: Tensor, penalties: Penalties, to_device: ToDevice) -> None:
     logits.view(-1).index_copy_(0, flat, values)
 
 
-def banned(
+def early_ends(
     sampling: SamplingParams, num_output: int, eos_token_ids: Sequence[int]
-) -> tuple[int, ...]:
+) -> frozenset[int]:
     """Return the ids that would end the answer before ``min_tokens``: stop ids, and the end of
     sequence unless it is ignored. Where they are all that is allowed, they stay allowed.
     """
     if num_output >= sampling.min_tokens:
-        return ()
-    ends = set(sampling.stop_token_ids)
+        return frozenset()
+    ends = frozenset(sampling.stop_token_ids)
     if not sampling.ignore_eos:
-        ends.update(eos_token_ids)
+        ends |= frozenset(eos_token_ids)
     allowed = sampling.allowed_token_ids
-    if allowed is not None and ends.issuperset(allowed):
-        return ()
-    return tuple(sorted(ends))
+    return frozenset() if allowed is not None and ends.issuperset(allowed) else ends
+
+
+def ending_words(words: Iterable[tuple[int, ...]], output: Array) -> frozenset[int]:
+    """Return the last ids of those ``words`` whose other ids are the end of ``output``."""
+    last = tuple(output[-max((len(word) for word in words), default=1) :].tolist())
+    return frozenset(
+        word[-1] for word in words if len(word) == 1 or last[1 - len(word) :] == word[:-1]
+    )

@@ -1,7 +1,7 @@
 """The sampler: logits [n, V] in, one token for each row out. Stages in the documented order.
 
-Order: (raw logits kept for log-probabilities) float32, grammar, allowed ids, minimum length, bias,
-penalties, greedy choice; for rows that draw: temperature, min-p, top-k, top-p, draw.
+Order: (raw logits kept for log-probabilities) float32, grammar, allowed ids, bad words and minimum
+length, bias, penalties, greedy choice; for rows that draw: temperature, min-p, top-k, top-p, draw.
 
 A row whose best logit after the edits is not a finite number, because one of its logits is NaN or
 +inf or because all are -inf, gets NO_CHOICE and is counted; no other row notices.

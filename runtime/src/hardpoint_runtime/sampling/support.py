@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from hardpoint.sampling_params import SamplingParams
 
 NOT_YET = {
-    "n": "one answer per request is computed; send the request several times, with other seeds",
     "prompt_logprobs": "log-probabilities of prompt tokens are not computed yet",
-    "bad_words": "forbidden words are not supported yet; logit_bias can suppress single tokens",
     "structured_outputs": "no grammar library is connected yet",
     "extra_args": "no logits processor is there to take them",
 }
@@ -26,9 +24,7 @@ NOT_YET = {
 def unsupported(sampling: SamplingParams) -> Problem | None:
     """Return the first parameter that would be ignored if the request were run, or None."""
     asked = {
-        "n": sampling.n != 1,
         "prompt_logprobs": sampling.prompt_logprobs is not None,
-        "bad_words": bool(sampling.bad_words or sampling.bad_word_ids),
         "structured_outputs": bool(sampling.structured_outputs),
         "extra_args": bool(sampling.extra_args),
     }
