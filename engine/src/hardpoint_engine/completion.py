@@ -21,7 +21,8 @@ class Completion:
     def __init__(self, index: int, sampling: SamplingParams, tokenizer: Tokenizer) -> None:
         self.index = index
         self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprobs] | None = None if sampling.logprobs is None else []
+        asks = sampling.logprobs is not None or sampling.logprob_token_ids
+        self.logprobs: list[TokenLogprobs] | None = [] if asks else None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self._sampling = sampling
@@ -50,7 +51,8 @@ class Completion:
         for index, token in enumerate(output.new_tokens):
             self.token_ids.append(token)
             if self.logprobs is not None and output.logprobs is not None:
-                self.logprobs.append(token_logprobs(output.logprobs, index, self._tokenizer))
+                best = self._sampling.logprobs or 0
+                self.logprobs.append(token_logprobs(output.logprobs, index, best, self._tokenizer))
             ends = index == last and output.finish_reason == "stop"
             if (not ends or self._sampling.include_stop) and self._add_text(token):
                 return True
@@ -119,6 +121,7 @@ class Generation:
         self.metrics: RequestMetrics | None = None
         self.error: BaseException | None = None
         self.changed = False
+        self._prompt_best = sampling.prompt_logprobs or 0
         self._tokenizer = tokenizer
         self._open = len(self.completions)
         self._lock = threading.RLock()
@@ -134,7 +137,8 @@ class Generation:
             if output.prompt_logprobs is not None and self.prompt_logprobs is None:
                 rows = output.prompt_logprobs
                 scores = [
-                    token_logprobs(rows, row, self._tokenizer) for row in range(len(rows.ids))
+                    token_logprobs(rows, row, self._prompt_best, self._tokenizer)
+                    for row in range(len(rows.ids))
                 ]
                 self.prompt_logprobs = [None, *scores]
             self.metrics = output.metrics or self.metrics
@@ -178,14 +182,17 @@ class Generation:
             return now
 
 
-def token_logprobs(rows: Logprobs, row: int, tokenizer: Tokenizer) -> TokenLogprobs:
-    """Return row ``row`` by token id. The first token's rank is given; the rest come best first."""
+def token_logprobs(rows: Logprobs, row: int, best: int, tokenizer: Tokenizer) -> TokenLogprobs:
+    """Return row ``row`` by token id. The first token's rank is given; then come the ``best`` ones
+    (-1: all), best first, and those that were listed, whose rank nobody counted.
+    """
     scores: TokenLogprobs = {}
     for column, (token, value) in enumerate(zip(rows.ids[row], rows.values[row], strict=True)):
         if token not in scores:  # the first token may come again among the best
+            counted = best < 0 or column <= best
             scores[token] = Logprob(
                 logprob=value,
-                rank=column or rows.ranks[row],
+                rank=(column or rows.ranks[row]) if counted else None,
                 decoded_token=tokenizer.decode([token], skip_special_tokens=False),
             )
     return scores

@@ -101,6 +101,7 @@ class EngineCore:
             platform=platform,
             vocab_size=self.description.vocab_size,
             max_model_len=self.max_model_len,
+            max_logprobs=config.model.max_logprobs,
         )
         seed = config.model.seed
         self._seeds = Seeds(int.from_bytes(os.urandom(7), "big") if seed is None else seed)

@@ -10,10 +10,12 @@ from hardpoint_engine.scheduling.stopping import FinishReason
 
 @frozen(kw_only=True)
 class Logprob:
-    """One token's log-probability, its 1-based rank in the vocabulary, and its text."""
+    """One token's log-probability, its 1-based rank in the vocabulary, and its text. ``rank`` is
+    None for a token that the request listed and that is not among the best it asked for.
+    """
 
     logprob: float
-    rank: int
+    rank: int | None
     decoded_token: str
 
 

@@ -80,6 +80,9 @@ MALFORMED = [
     ({"prompt": (1,) * 256}, "prompt", "context is 256"),
     ({"stop_token_ids": (256,)}, "stop_token_ids", "256"),
     ({"logprobs": 257}, "logprobs", "257"),
+    ({"logprobs": 21}, "logprobs", "asks for 21 .* max_logprobs is 20"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs", "asks for 256 .* max_logprobs is 20"),
+    ({"logprob_token_ids": range(21)}, "logprob_token_ids", "asks for 21"),
     ({"logit_bias": [1]}, "logit_bias", "must map"),
     ({"logit_bias": {"1": 1.0}}, "logit_bias", "whole numbers .* not '1'"),
     ({"logit_bias": {1: "x"}}, "logit_bias", "number to token 1, not 'x'"),
@@ -108,6 +111,14 @@ def test_a_malformed_request_fails_alone(engine, wrong, field, message):
     one.run()
     assert one.tokens["good"] == expected
     assert one.core.metrics.requests == 2
+
+
+def test_any_number_of_logprobs_may_be_allowed(engine):
+    one = engine(max_logprobs=-1)
+    one.add("a", (1, 2), max_tokens=1, logprobs=-1, prompt_logprobs=-1)
+    one.run()
+    (output,) = one.outputs
+    assert len(output.logprobs.ids[0]) == len(output.prompt_logprobs.ids[0]) == 257
 
 
 def test_a_temperature_that_is_raised_is_said_once(engine, caplog):

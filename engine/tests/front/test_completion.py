@@ -97,11 +97,19 @@ def test_snapshots_do_not_change():
 
 def test_scores_are_by_token():
     rows = Logprobs(ids=((98, 97, 98, 99),), values=((-2.0, -1.0, -2.0, -3.0),), ranks=(2,))
-    scores = token_logprobs(rows, 0, TOKENIZER)
-    assert list(scores) == [98, 97, 99]
-    assert [(s.logprob, s.rank, s.decoded_token) for s in scores.values()] == [
-        (-2.0, 2, "b"), (-1.0, 1, "a"), (-3.0, 3, "c"),
-    ]  # fmt: skip
+    for best, last in ((-1, 3), (3, 3), (2, None)):
+        scores = token_logprobs(rows, 0, best, TOKENIZER)
+        assert list(scores) == [98, 97, 99]
+        assert [(s.logprob, s.rank, s.decoded_token) for s in scores.values()] == [
+            (-2.0, 2, "b"), (-1.0, 1, "a"), (-3.0, last, "c"),
+        ]  # fmt: skip
+
+
+def test_listed_tokens_have_scores_though_no_best_ones_are_asked_for():
+    one = completion(logprob_token_ids=[99])
+    one.add(step("b", logprobs=Logprobs(ids=((98, 99),), values=((-2.0, -3.0),), ranks=(2,))))
+    (scores,) = one.snapshot().logprobs
+    assert [(token, score.rank) for token, score in scores.items()] == [(98, 2), (99, None)]
 
 
 def test_scores_stay_beside_their_tokens_when_a_stop_string_cuts():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from hardpoint.checkpoints.sharded_state import SHARDED_STATE
-from hardpoint.errors import HardpointError, LifecycleError, MemoryBudgetError, UnsupportedError
+from hardpoint.errors import HardpointError, LifecycleError, UnsupportedError
 from hardpoint.messages import ModelRunnerOutput, StepTicket
 from hardpoint.model_runner import ModelRunner
 from hardpoint.records import LoadReport, WarmUpReport
@@ -44,6 +44,7 @@ from hardpoint_runtime.parallel.pipeline import StageLine
 from hardpoint_runtime.parallel.seat import ALONE, Seat
 from hardpoint_runtime.sampling.batch import build_sampling_batch
 from hardpoint_runtime.sampling.columns import SAMPLING_COLUMNS
+from hardpoint_runtime.sampling.prompt_logprobs import PromptLogprobs, output_rows
 from hardpoint_runtime.sampling.sampler import Sampler
 from hardpoint_runtime.waiting_steps import WaitingStep, WaitingSteps
 from hardpoint_runtime.warm_up import profile, warm_up
@@ -94,6 +95,7 @@ class TorchModelRunner(ModelRunner):
         self.graph_plan = GraphPlan.eager()
         self.graphs: StepGraphs | None = None
         self.timing = self.make_timing()
+        self.prompt_logprobs = PromptLogprobs(device, self.config.scheduler.max_num_seqs or 1)
         self.workspace = Workspace(device)
         self.profiled = False
         self.seat: Seat = ALONE
@@ -146,15 +148,7 @@ class TorchModelRunner(ModelRunner):
 
         Raises MemoryBudgetError if the device does not give that much.
         """
-        try:
-            return KVCache.allocate(kv_cache_config, self.device)
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            wanted = sum(tensor.num_bytes for tensor in kv_cache_config.tensors)
-            raise MemoryBudgetError(
-                f"the KV cache of {kv_cache_config.num_blocks} blocks needs {wanted} bytes, which "
-                f"{self.device.device} does not give: {error}. Lower memory_utilization or "
-                "num_kv_blocks"
-            ) from error
+        return KVCache.allocate(kv_cache_config, self.device)
 
     def make_requests(self, kv_cache_config: KVCacheConfig) -> Requests:
         """Build the table of requests: slots for ``max_num_seqs``, columns, block tables."""
@@ -391,9 +385,8 @@ class TorchModelRunner(ModelRunner):
             token_ids, positions = batch.token_ids, batch.positions
             write_tokens(self.device, inputs, batch)
         context = self.make_forward_context(inputs, batch, plan)
-        rows = None
-        if len(inputs.logits_rows) < inputs.num_tokens:
-            rows = self.device.to_device(inputs.logits_rows, torch.int64)
+        scored = self.requests and self.prompt_logprobs.rows(self.requests, inputs)
+        rows = output_rows(inputs, scored, self.device)
         timing = self.timing and self.timing.measured(len(inputs.row_of_token))
         with entered(context), timing or contextlib.nullcontext():
             run: Any = model if replayed is None else replayed
@@ -401,6 +394,8 @@ class TorchModelRunner(ModelRunner):
                 hidden = run(token_ids, positions, context, rows)
             else:
                 hidden = self.line.run(run, token_ids, positions, context, rows)
+            if hidden is not None and scored is not None:
+                hidden = self.prompt_logprobs.score(scored, hidden, model.compute_logits)
             if hidden is None or not len(inputs.logits_rows):
                 return None
             return model.compute_logits(hidden)
@@ -480,7 +475,8 @@ class TorchModelRunner(ModelRunner):
             sampled = self.sampler.sample(step.logits, batch)
         for req_id, token in zip(ids, sampled.tokens, strict=True):
             self.requests.append_token(req_id, token)
-        return step.output(sampled, sample=time.perf_counter() - started)
+        prompts = self.prompt_logprobs.take(self.requests, ids)
+        return step.output(sampled, prompts, sample=time.perf_counter() - started)
 
     def _kv_cache_dtype(self) -> str:
         dtype = self.config.cache.kv_cache_dtype

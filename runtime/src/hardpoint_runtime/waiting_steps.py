@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -10,10 +12,12 @@ from hardpoint.messages import ModelRunnerOutput, StepTimings
 
 if TYPE_CHECKING:
     import torch
-    from hardpoint.messages import GraphStats, SchedulerOutput, StepTicket
+    from hardpoint.messages import GraphStats, Logprobs, SchedulerOutput, StepTicket
 
     from hardpoint_runtime.batch.inputs import BatchInputs
     from hardpoint_runtime.sampling.sampler import Sampled
+
+NOTHING: Mapping[str, Logprobs] = MappingProxyType({})
 
 
 @frozen(kw_only=True, eq=False)
@@ -28,7 +32,13 @@ class WaitingStep:
     prepare: float
     forward: float
 
-    def output(self, sampled: Sampled | None, *, sample: float) -> ModelRunnerOutput:
+    def output(
+        self,
+        sampled: Sampled | None,
+        prompt_logprobs: Mapping[str, Logprobs] = NOTHING,
+        *,
+        sample: float,
+    ) -> ModelRunnerOutput:
         """Return the step's result with the tokens of its sampled rows, chosen in ``sample``
         seconds; None: there are none. Rows that are not sampled have an empty tuple.
         """
@@ -44,6 +54,7 @@ class WaitingStep:
             req_ids=req_ids,
             tokens=tuple((chosen[req_id],) if req_id in chosen else () for req_id in req_ids),
             logprobs={ids[row]: found for row, found in logprobs.items()},
+            prompt_logprobs=prompt_logprobs,
             nan_counts={ids[row]: count for row, count in nan_counts.items()},
             timings=StepTimings(prepare=self.prepare, forward=self.forward, sample=sample),
             graph_stats=self.graph_stats,

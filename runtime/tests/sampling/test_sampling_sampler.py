@@ -157,7 +157,6 @@ def test_a_mask_of_the_wrong_length_is_refused(sample):
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("prompt_logprobs", {"prompt_logprobs": 0}),
         ("structured_outputs", {"structured_outputs": {"regex": "a*"}}),
         ("extra_args", {"extra_args": {"mine": 1}}),
     ],

@@ -46,6 +46,11 @@ class ModelConfig:
     )
     max_model_len: int | None = key(None, "longest request in tokens, answer included", low=1)
     seed: int | None = key(None, "seed of requests that bring none; unset: a fresh one", low=0)
+    max_logprobs: int = key(
+        20,
+        "most log-probabilities of one token that a request may ask for; -1: any number",
+        low=-1,
+    )
 
 
 @frozen(kw_only=True)

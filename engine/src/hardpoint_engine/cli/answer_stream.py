@@ -153,9 +153,9 @@ def scores_table(
         if position is None or token_id not in position:
             table.append(None)
             continue
-        best = sorted(position.items(), key=lambda item: item[1].rank)
-        most = len(best) if count is None or count < 0 else count
-        top = [_score(other, score) for other, score in best if score.rank <= most]
+        ranked = [(score.rank, other) for other, score in position.items() if score.rank]
+        most = len(ranked) if count is None or count < 0 else count
+        top = [_score(other, position[other]) for rank, other in sorted(ranked) if rank <= most]
         table.append({**_score(token_id, position[token_id]), "top": top[:most]})
     return table
 

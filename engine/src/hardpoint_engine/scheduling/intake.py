@@ -22,12 +22,14 @@ _logger = logging.getLogger("hardpoint.engine")
 class Intake:
     """Checks requests against the model, the cache and the platform.
 
-    ``max_model_len`` is the longest request in tokens, answer included.
+    ``max_model_len`` is the longest request in tokens, answer included; ``max_logprobs`` the most
+    log-probabilities of one token (-1: any number).
     """
 
     platform: Platform
     vocab_size: int
     max_model_len: int
+    max_logprobs: int = -1
 
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidRequestError (or UnsupportedError, naming the capability) for what cannot be
@@ -37,6 +39,7 @@ class Intake:
             self._refuse("req_id", request.req_id, "a request needs a non-empty text as its id")
         self._check_prompt(request)
         self._check_sampling(request)
+        self._check_logprobs(request)
         self._check_adapters(request)
         view = RequestView(
             req_id=request.req_id,
@@ -90,6 +93,26 @@ class Intake:
             raise UnsupportedError(
                 Capability.GRAMMAR.value, "hardpoint-engine", reason="not yet: structured_outputs"
             )
+
+    def _check_logprobs(self, request: EngineRequest) -> None:
+        sampling = request.sampling
+        listed = len(set(sampling.logprob_token_ids or ()))
+        for name, count in (
+            ("logprobs", sampling.logprobs),
+            ("prompt_logprobs", sampling.prompt_logprobs),
+            ("logprob_token_ids", listed),
+        ):
+            asked = self.vocab_size if count == -1 else count or 0
+            if 0 <= self.max_logprobs < asked:
+                self._refuse(
+                    name,
+                    getattr(sampling, name),
+                    f"request {request.req_id}: {name} asks for {asked} log-probabilities of each "
+                    f"token, and max_logprobs is {self.max_logprobs}: raise it (-1: any number), "
+                    "or ask for fewer",
+                )
+        if sampling.prompt_logprobs is not None:
+            self.platform.require(Capability.PROMPT_LOGPROBS)
 
     def _check_adapters(self, request: EngineRequest) -> None:
         for adapter, capability in (

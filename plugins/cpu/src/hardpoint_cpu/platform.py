@@ -26,6 +26,7 @@ OFFERED = frozenset(
         Capability.CHUNKED_PREFILL,
         Capability.PREFIX_CACHING,
         Capability.LOGPROBS,
+        Capability.PROMPT_LOGPROBS,
         Capability.GRAMMAR,
         Capability.BLOCK_COPIES,
         Capability.GRAPHS,

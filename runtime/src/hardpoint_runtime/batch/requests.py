@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import define
+from attrs import define, field
 from hardpoint.messages import MessageError
 
 from hardpoint_runtime.batch.columns import Array, Column, Columns
 
 if TYPE_CHECKING:
     from hardpoint.adapters import LoRARequest, PromptAdapterRequest
-    from hardpoint.messages import BlockIds, Extra, NewRequestData, SchedulerOutput
+    from hardpoint.messages import BlockIds, Extra, Logprobs, NewRequestData, SchedulerOutput
     from hardpoint.sampling_params import SamplingParams
 
     from hardpoint_runtime.batch.block_table import BlockTables
@@ -42,7 +42,8 @@ class RequestState:
     """What a request has beside its columns. ``slot`` is its row in every column, for life.
 
     ``seed`` is the key of its draws (never None here). ``preempted``: its blocks are lost and must
-    be replaced before it runs again.
+    be replaced before it runs again. ``prompt_scores``: prompt position -> its log-probabilities,
+    until they are told.
     """
 
     req_id: str
@@ -53,6 +54,8 @@ class RequestState:
     prompt_adapter: PromptAdapterRequest | None
     extra: Extra
     preempted: bool = False
+    prompt_scores: dict[int, Logprobs] = field(factory=dict)
+    prompt_told: bool = False
 
 
 class Requests:
@@ -203,6 +206,11 @@ class Requests:
         if req_id in self._states:
             raise MessageError(f"request {req_id!r} is announced as new, but is known here")
         request.check()
+        if request.sampling.prompt_logprobs is not None and request.num_computed:
+            raise MessageError(
+                f"request {req_id!r} asks for prompt_logprobs and begins at position "
+                f"{request.num_computed}: what is not computed cannot be scored"
+            )
         self._check_length(req_id, len(known))
         self.block_tables.check(req_id, None, request.block_ids)
         self._check_span(req_id, None, request.block_ids, request.num_computed + count, len(known))

@@ -43,12 +43,13 @@ class KVCache:
     def allocate(cls, plan: KVCacheConfig, device: DeviceOps) -> Self:
         """Allocate every buffer of ``plan`` and bind its layers.
 
-        Raises MemoryBudgetError with the figures if a buffer is smaller than its layers' pages.
+        Raises MemoryBudgetError with the figures if the device does not give that much, or if a
+        buffer is smaller than its layers' pages.
         """
         specs = {layer: group.spec for group in plan.groups for layer in group.layers}
         layers: dict[str, LayerCache] = {}
         for tensor in plan.tensors:
-            buffer = device.allocate(tensor.num_bytes, "kv_cache")
+            buffer = _allocated(plan, tensor.num_bytes, device)
             for layer in tensor.layers:
                 layers[layer] = _bind(layer, buffer, plan.num_blocks, specs[layer])
         if missing := sorted(set(specs) - set(layers)):
@@ -84,6 +85,17 @@ class KVCache:
         for cache in self._of_group[group]:
             yield cache.key
             yield cache.value
+
+
+def _allocated(plan: KVCacheConfig, num_bytes: int, device: DeviceOps) -> torch.Tensor:
+    try:
+        return device.allocate(num_bytes, "kv_cache")
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        wanted = sum(tensor.num_bytes for tensor in plan.tensors)
+        raise MemoryBudgetError(
+            f"the KV cache of {plan.num_blocks} blocks needs {wanted} bytes, which "
+            f"{device.device} does not give: {error}. Lower memory_utilization or num_kv_blocks"
+        ) from error
 
 
 def _bind(layer: str, buffer: torch.Tensor, num_blocks: int, spec: KVCacheSpec) -> LayerCache:

@@ -31,6 +31,7 @@ class Feature(IntFlag):
     BIAS = 8
     MIN_TOKENS = 16
     BAD_WORDS = 32
+    PROMPT_LOGPROBS = 64
 
 
 def features(sampling: SamplingParams) -> int:
@@ -44,6 +45,7 @@ def features(sampling: SamplingParams) -> int:
         Feature.BIAS: sampling.logit_bias,
         Feature.MIN_TOKENS: sampling.min_tokens > 0,
         Feature.BAD_WORDS: sampling.bad_word_ids,
+        Feature.PROMPT_LOGPROBS: sampling.prompt_logprobs is not None,
     }
     return sum(int(bit) for bit, asked in wishes.items() if asked)
 

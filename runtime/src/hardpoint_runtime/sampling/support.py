@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from hardpoint.sampling_params import SamplingParams
 
 NOT_YET = {
-    "prompt_logprobs": "log-probabilities of prompt tokens are not computed yet",
     "structured_outputs": "no grammar library is connected yet",
     "extra_args": "no logits processor is there to take them",
 }
@@ -24,7 +23,6 @@ NOT_YET = {
 def unsupported(sampling: SamplingParams) -> Problem | None:
     """Return the first parameter that would be ignored if the request were run, or None."""
     asked = {
-        "prompt_logprobs": sampling.prompt_logprobs is not None,
         "structured_outputs": bool(sampling.structured_outputs),
         "extra_args": bool(sampling.extra_args),
     }
