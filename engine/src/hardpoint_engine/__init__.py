@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hardpoint.sampling_params import SamplingParams
 
+    from hardpoint_engine.async_llm import AsyncLLM
     from hardpoint_engine.llm import LLM
     from hardpoint_engine.outputs import CompletionOutput, RequestOutput
     from hardpoint_engine.scheduling.admission import (
@@ -30,6 +31,7 @@ __all__ = [
     "LLM",
     "AdmissionPolicy",
     "Admit",
+    "AsyncLLM",
     "CompletionOutput",
     "Decision",
     "Refuse",
@@ -43,6 +45,7 @@ __all__ = [
 _ADMISSION = "hardpoint_engine.scheduling.admission"
 
 _HOMES = {
+    "AsyncLLM": "hardpoint_engine.async_llm",
     "LLM": "hardpoint_engine.llm",
     **dict.fromkeys(("AdmissionPolicy", "Admit", "Decision", "Refuse"), _ADMISSION),
     **dict.fromkeys(("RequestInfo", "RunningRequests", "Wait"), _ADMISSION),

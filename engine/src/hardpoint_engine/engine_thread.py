@@ -22,6 +22,7 @@ from hardpoint_engine.completion import Generation
 from hardpoint_engine.request import EngineOutput, EngineRequest
 
 if TYPE_CHECKING:
+    from hardpoint_engine.async_call import AsyncCall
     from hardpoint_engine.core import EngineCore
 
 _logger = logging.getLogger("hardpoint.engine")
@@ -29,12 +30,15 @@ _logger = logging.getLogger("hardpoint.engine")
 
 class Call:
     """What one caller waits for: all of its ``generations``, or, ``stepwise``, the next news of its
-    only one.
+    only one. An ``eager`` one is computed also while its caller does something else.
     """
 
-    def __init__(self, generations: Sequence[Generation], *, stepwise: bool) -> None:
+    def __init__(
+        self, generations: Sequence[Generation], *, stepwise: bool = False, eager: bool = False
+    ) -> None:
         self.generations = generations
         self.open = {generation.request_id for generation in generations}
+        self.eager = eager
         self._stepwise = stepwise
         self._bell: SimpleQueue[Exception | None] = SimpleQueue()
 
@@ -104,6 +108,13 @@ class EngineThread:
                 raise self._end
             call.sleep()
 
+    async def wait_async(self, call: AsyncCall) -> None:
+        """As :meth:`wait`, for a task. Nothing has to be asked for: the call is eager."""
+        while not call.ready:
+            if self._end is not None:
+                raise self._end
+            await call.sleep_async()
+
     def abort(self, request_ids: Sequence[str]) -> None:
         """End requests; unknown and ended ones are let pass. Never waits."""
         self._commands.put(partial(self._abort_all, request_ids))
@@ -149,6 +160,8 @@ class EngineThread:
         if self._end is not None:
             self._fail_all(self._end)
             return
+        if call.eager:
+            self._waiting[id(call)] = call
         try:
             for generation, parts in zip(call.generations, requests, strict=True):
                 for index, request in enumerate(parts):
@@ -206,8 +219,11 @@ class EngineThread:
         if generation.finished:
             call.open.discard(generation.request_id)
             self._calls.pop(generation.request_id, None)
-        if call.ready and self._waiting.pop(id(call), None) is not None:
-            call.ring()
+        if not call.ready or id(call) not in self._waiting:
+            return
+        if not call.eager or not call.open:
+            del self._waiting[id(call)]
+        call.ring()
 
     def _abort_all(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:

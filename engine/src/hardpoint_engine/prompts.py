@@ -14,6 +14,8 @@ from hardpoint_engine.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 """A text, or token ids."""
+Messages = Sequence[Mapping[str, Any]]
+"""A conversation."""
 
 MAX_N = 4096
 """The most answers to one prompt: each is a sequence of its own."""
@@ -139,6 +141,45 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     content = messages[-1].get("content") if len(messages) else None
     if content is None or (isinstance(content, str) and not content.strip()):
         raise _empty(content)
+
+
+def as_conversations(
+    messages: Messages | Sequence[Messages], system: str | None = None, *, one: bool = False
+) -> list[Messages]:
+    """Return one conversation, or several, as a list, each begun by ``system`` if that is given.
+
+    Raises InvalidRequestError where a conversation has a system message of its own, too.
+    """
+    single = one or is_conversation(messages)
+    conversations: list[Any] = [messages] if single else list(messages)
+    if system is None:
+        return conversations
+    for index, conversation in enumerate(conversations):
+        check_messages(conversation)
+        if conversation[0]["role"] == "system":
+            error = InvalidRequestError(
+                "the conversation begins with a system message, and system is given, too; leave "
+                "one of them out",
+                field="system",
+                value=system,
+            )
+            raise numbered(error, index, len(conversations))
+    first = {"role": "system", "content": system}
+    return [[first, *conversation] for conversation in conversations]
+
+
+def for_template(more: Mapping[str, Any] | None, **given: Any) -> dict[str, Any]:
+    """Return all values for a chat template. Raises InvalidRequestError where ``more`` has one that
+    is given in another way.
+    """
+    for name in (*given, "messages"):
+        if more and name in more:
+            raise InvalidRequestError(
+                f"template_values has {name!r}, which is an argument of its own",
+                field="template_values",
+                value=more[name],
+            )
+    return {**(more or {}), **given}
 
 
 def is_conversation(messages: Sequence[Any]) -> bool:

@@ -19,8 +19,7 @@ from hardpoint.errors import (
     InvalidRequestError,
     RemoteError,
 )
-from hardpoint_engine import LLM, SamplingParams
-from hardpoint_engine import llm as front
+from hardpoint_engine import LLM, SamplingParams, front
 
 SHORT = SamplingParams(temperature=0, max_tokens=8)
 LONG = SamplingParams(temperature=0, max_tokens=64)
@@ -358,3 +357,37 @@ def test_two_engines_in_one_process_do_not_meet(llm):
     with start(seed=1) as other:
         assert ids(llm.generate("one", SHORT)) == ids(other.generate("one", SHORT))
         assert other.metrics.generated_tokens == 8
+
+
+def test_a_system_message_tools_and_values_reach_the_template(trained, tmp_path):
+    trained.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}"
+        "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{{ mood }}"
+    )
+    one = [{"role": "user", "content": "!"}]
+    with start(tokenizer=str(tmp_path)) as llm:
+
+        def prompts(messages, **more) -> list[str | None]:
+            return [result.prompt for result in llm.chat(messages, SHORT, **more)]
+
+        assert prompts(one) == ["u!"]
+        assert prompts([one, one], system="?") == ["s?u!"] * 2
+        assert one == [{"role": "user", "content": "!"}]
+        tools = [{"type": "function", "function": {"name": "look"}}]
+        assert prompts(one, tools=tools, template_values={"mood": "+"}) == ["u!look+"]
+        assert prompts(one, chat_template="{{ messages[0].content * 3 }}") == ["!!!"]
+        *_, streamed = llm.stream_chat(one, SHORT, system="?", tools=tools)
+        assert streamed.prompt == "s?u!look"
+        with pytest.raises(InvalidRequestError, match=r"prompt 2 of 2: .*begins with a system"):
+            prompts([one, [{"role": "system", "content": "a"}, *one]], system="?")
+        with pytest.raises(InvalidRequestError, match="'tools', which is an argument of its own"):
+            prompts(one, template_values={"tools": []})
+        with pytest.raises(InvalidRequestError, match="cannot be rendered"):
+            prompts(one, chat_template="{{ ''.__class__.__mro__ }}{{ 1 / 0 }}")
+
+
+def test_a_template_of_one_s_own_needs_none_of_the_model(llm):
+    question = [{"role": "user", "content": "hi"}]
+    (result,) = llm.chat(question, SHORT, chat_template="<{{ messages[0].content }}>")
+    assert result.prompt == "<hi>"

@@ -60,23 +60,31 @@ class ChatTemplate:
     def start(self) -> None:
         """Start the process without waiting for it, if the model has a template at all."""
         with self._lock:
-            self._running()
+            if self._source is not None:
+                self._running()
 
     def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **values: Any
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        source: str | None = None,
+        **values: Any,
     ) -> str:
-        """Return the prompt for ``messages``; further ``values`` reach the template by their names.
+        """Return the prompt for ``messages``, by ``source`` if the model's own template shall not
+        be used; further ``values`` reach the template by their names.
 
         Raises ChatTemplateError.
         """
-        if self._source is None:
+        source = self._source if source is None else source
+        if source is None:
             raise ChatTemplateError(
                 "the model has no chat template; give the text that it shall continue as it is "
-                "(--raw, or LLM.generate)"
+                "(--raw, or LLM.generate), or a template (--chat-template, or chat_template=)"
             )
         own = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
         order = {
-            "source": self._source,
+            "source": source,
             "values": {**self._values, **values, **own},
             "most_characters": self._most,
         }
@@ -85,10 +93,7 @@ class ChatTemplate:
         except (TypeError, ValueError, RecursionError) as error:
             raise ChatTemplateError(f"messages must be plain data: {error}") from None
         with self._lock:
-            process = self._running()
-            if process is None:
-                raise ChatTemplateError("the process for chat templates cannot be started")
-            result = self._ask(process, line)
+            result = self._ask(self._running(), line)
         return self._text(result)
 
     def close(self) -> None:
@@ -96,8 +101,8 @@ class ChatTemplate:
         with self._lock:
             self._end()
 
-    def _running(self) -> _Process | None:
-        if self._process is None and self._source is not None:
+    def _running(self) -> _Process:
+        if self._process is None:
             self._process = _Process(self._time_limit, self._most * ESCAPED)
         return self._process
 
