@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import struct
 import subprocess
 import sys
 
@@ -144,8 +145,12 @@ def gguf_error(tmp_path, make, *, change=(), drop=(), tensors=None, error=Checkp
 @pytest.mark.parametrize(
     ("change", "message", "error"),
     [
-        (("general.architecture", 8, "mamba"), "'mamba' is not supported", UnsupportedModelError),
-        (("llama.expert_count", 4, 8), "mixture of experts", UnsupportedModelError),
+        (
+            ("general.architecture", 8, "mamba"),
+            "'mamba' is not supported in GGUF files; supported: gemma, ",
+            UnsupportedModelError,
+        ),
+        (("llama.expert_count", 4, 8), "belong to no MixtralFor", UnsupportedModelError),
         (("split.count", 4, 2), "split over several files", UnsupportedModelError),
         (("llama.rope.dimension_count", 4, 4), "another size", UnsupportedModelError),
         (("llama.attention.value_length", 4, 16), "another size", UnsupportedModelError),
@@ -184,7 +189,11 @@ def test_gguf_tensors_must_be_those_of_the_model(tmp_path, make):
     twins = {**tensors, "blk.01.ffn_norm.weight": norm}
     assert "two tensors stand for the same weight" in gguf_error(tmp_path, make, tensors=twins)
     frequencies = {**tensors, "rope_freqs.weight": norm}
-    assert "rope_freqs.weight" in gguf_error(
+    assert "rotary factors are read as [4] of F32" in gguf_error(
+        tmp_path, make, tensors=frequencies, error=UnsupportedModelError
+    )
+    frequencies = {**tensors, "rope_freqs.weight": ((4,), 0, struct.pack("<4f", 1, 2, 3, 4))}
+    assert "are not those of Llama 3" in gguf_error(
         tmp_path, make, tensors=frequencies, error=UnsupportedModelError
     )
     del tensors["token_embd.weight"]

@@ -14,8 +14,7 @@ from hardpoint.errors import CancelledStepError, CheckpointError, UnsupportedMod
 from hardpoint_tpu.packed import (
     PLAIN,
     pairs_to_halves,
-    unpack_q4_1,
-    unpack_q8_0,
+    unpack,
     widen_bfloat16,
 )
 from hardpoint_tpu.params import all_recipes, load_params, needed_shapes, whole_tensors
@@ -32,7 +31,7 @@ def test_q8_0_is_scale_times_bytes():
         blocks.append(struct.pack("<e32b", scale, *numbers))
         expected.append([float(scale) * int(number) for number in numbers])
     raw = np.frombuffer(b"".join(blocks), np.uint8).reshape(9, 34)
-    assert unpack_q8_0(raw).tolist() == np.asarray(expected, np.float32).tolist()
+    assert unpack("Q8_0", raw).tolist() == np.asarray(expected, np.float32).tolist()
 
 
 def test_q4_1_is_scale_times_nibbles_plus_minimum():
@@ -48,7 +47,7 @@ def test_q4_1_is_scale_times_nibbles_plus_minimum():
         row = np.float32(scale) * numbers.astype(np.float32) + np.float32(least)
         expected.append(row.tolist())
     raw = np.frombuffer(b"".join(blocks), np.uint8).reshape(9, 20)
-    assert unpack_q4_1(raw).tolist() == expected
+    assert unpack("Q4_1", raw).tolist() == expected
 
 
 def test_plain_types_keep_their_values():

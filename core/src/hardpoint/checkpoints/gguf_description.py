@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.checkpoints.fields import Fields
 from hardpoint.checkpoints.ggml_types import FLOAT_TYPES
 from hardpoint.checkpoints.gguf import GGUFFile
-from hardpoint.checkpoints.llama import check_shapes, hf_name
+from hardpoint.checkpoints.gguf_architectures import (
+    ARCHITECTURES,
+    GGUFArchitecture,
+    architecture_of,
+)
+from hardpoint.checkpoints.gguf_rotary import rotary_scaling
+from hardpoint.checkpoints.llama import check_shapes
 from hardpoint.checkpoints.tables import shown, some
+from hardpoint.checkpoints.weight_tables import named_parts
 from hardpoint.errors import CheckpointError, UnsupportedModelError
 
-ARCHITECTURES: Final = MappingProxyType({"llama": "LlamaForCausalLM"})
-"""GGUF's name of an architecture -> the Hugging Face class of the same computation."""
 EMBEDDING: Final = "token_embd.weight"
 
 
@@ -23,36 +28,34 @@ def describe_gguf(path: Path) -> ModelDescription:
     """Describe the model in a GGUF file. Raises CheckpointError or UnsupportedModelError."""
     with GGUFFile(path) as file:
         fields = Fields(path, file.metadata)
-        _check_kind(file, fields)
-        description = _describe(file, fields)
-        _check_tensors(file, description)
+        architecture = _architecture(file, fields)
+        description = _describe(file, fields, architecture)
+        _check_tensors(file, architecture, description)
     return description
 
 
-def _check_kind(file: GGUFFile, fields: Fields) -> None:
+def _architecture(file: GGUFFile, fields: Fields) -> GGUFArchitecture:
     name = fields.text("general.architecture")
-    if name not in ARCHITECTURES:
+    architecture = architecture_of(file.metadata)
+    if architecture is None:
         raise UnsupportedModelError(
             f"{file.path}: the architecture {shown(name)} is not supported in GGUF files; "
             f"supported: {', '.join(sorted(ARCHITECTURES))}"
         )
     refused = {
         "split.count": "a model split over several files; merge it with llama-gguf-split --merge",
-        f"{name}.expert_count": "a mixture of experts",
     }
+    if not architecture.merged:
+        refused[f"{name}.expert_count"] = "a mixture of experts"
     for key, what in refused.items():
         if fields.integer(key, 0, low=0) > 1:
             raise UnsupportedModelError(f"{file.path}: {key} says {what}, which is not supported")
-    if "rope_freqs.weight" in file.tensors:
-        raise UnsupportedModelError(
-            f"{file.path}: tensor 'rope_freqs.weight' holds rotary frequency factors, which are "
-            f"not supported in GGUF files; use the model's safetensors folder"
-        )
     if EMBEDDING not in file.tensors:
         raise CheckpointError(f"{file.path}: tensor {EMBEDDING!r} is missing")
+    return architecture
 
 
-def _describe(file: GGUFFile, fields: Fields) -> ModelDescription:
+def _describe(file: GGUFFile, fields: Fields, architecture: GGUFArchitecture) -> ModelDescription:
     name = str(file.metadata["general.architecture"])
     heads = fields.integer(f"{name}.attention.head_count")
     kv_heads = _kv_heads(fields, f"{name}.attention.head_count_kv", heads)
@@ -88,7 +91,7 @@ def _describe(file: GGUFFile, fields: Fields) -> ModelDescription:
     return ModelDescription(
         path=file.path,
         format="gguf",
-        architecture=ARCHITECTURES[name],
+        architecture=architecture.hf_class,
         num_layers=shape["num_hidden_layers"],
         hidden_size=hidden,
         intermediate_size=shape["intermediate_size"],
@@ -100,7 +103,7 @@ def _describe(file: GGUFFile, fields: Fields) -> ModelDescription:
         stored_dtype=_stored_dtype(file),
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=ends,
-        hf_config={**_configuration(file, fields, name), **shape},
+        hf_config={**_configuration(file, fields, architecture, shape), **shape},
     )
 
 
@@ -118,29 +121,36 @@ def _kv_heads(fields: Fields, key: str, heads: int) -> int:
     return count
 
 
-def _configuration(file: GGUFFile, fields: Fields, name: str) -> dict[str, Any]:
-    scaling = fields.text(f"{name}.rope.scaling.type", "none")
-    rope = None
-    if scaling != "none":
-        rope = {
-            "rope_type": scaling,
-            "factor": fields.real(f"{name}.rope.scaling.factor"),
-            "original_max_position_embeddings": fields.integer(
-                f"{name}.rope.scaling.original_context_length",
-                fields.integer(f"{name}.context_length"),
-            ),
-        }
-    return {
-        "model_type": name,
-        "architectures": [ARCHITECTURES[name]],
+def _configuration(
+    file: GGUFFile, fields: Fields, architecture: GGUFArchitecture, shape: Mapping[str, Any]
+) -> dict[str, Any]:
+    name = str(file.metadata["general.architecture"])
+    biased = "blk.0.attn_q.bias" in file.tensors and not architecture.implied_bias
+    found: dict[str, Any] = {
+        "model_type": architecture.model_type,
+        "architectures": [architecture.hf_class],
         "hidden_act": "silu",
         "rope_theta": fields.real(f"{name}.rope.freq_base", 10_000.0),
-        "rope_scaling": rope,
         "rms_norm_eps": fields.real(f"{name}.attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "attention_bias": biased,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
+        **architecture.fixed,
     }
+    found["rope_scaling"] = rotary_scaling(
+        file, fields, theta=found["rope_theta"], size=shape["head_dim"]
+    )
+    for key, hf_key in architecture.whole.items():
+        if f"{name}.{key}" in fields.values:
+            found[hf_key] = fields.integer(f"{name}.{key}", low=0)
+    for key, hf_key in architecture.real.items():
+        if f"{name}.{key}" in fields.values:
+            found[hf_key] = fields.real(f"{name}.{key}")
+    if architecture.width_scaled_depth is not None:
+        deep = shape["num_hidden_layers"] == architecture.width_scaled_depth
+        by_width = shape["hidden_size"] // shape["num_attention_heads"]
+        found["query_pre_attn_scalar"] = by_width if deep else shape["head_dim"]
+    return found
 
 
 def _stored_dtype(file: GGUFFile) -> str:
@@ -152,14 +162,61 @@ def _stored_dtype(file: GGUFFile) -> str:
     return "packed" if "packed" in sizes else max(sizes, key=lambda name: sizes[name])
 
 
-def _check_tensors(file: GGUFFile, description: ModelDescription) -> None:
-    unknown = [name for name in file.tensors if hf_name(name) is None]
+def _check_tensors(
+    file: GGUFFile, architecture: GGUFArchitecture, description: ModelDescription
+) -> None:
+    """Refuse a description that its file belies, before anything of its size is allocated."""
+    unknown = [
+        name
+        for name in file.tensors
+        if name not in architecture.beside and architecture.hf_name(name) is None
+    ]
     if unknown:
         raise UnsupportedModelError(
             f"{file.path}: {len(unknown)} tensors belong to no {description.architecture}: "
             f"{some(unknown)}"
         )
-    shapes = {hf_name(name) or name: entry.shape for name, entry in file.tensors.items()}
-    if len(shapes) != len(file.tensors):
-        raise CheckpointError(f"{file.path}: two tensors stand for the same weight")
-    check_shapes(file.path, description, shapes)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for entry in file.tensors.values():
+        if entry.name not in architecture.beside:
+            for name, part in named_parts(architecture, entry):
+                if name in shapes:
+                    raise CheckpointError(f"{file.path}: two tensors stand for the same weight")
+                shapes[name] = part.shape
+    if description.architecture == "LlamaForCausalLM":
+        check_shapes(file.path, description, shapes)
+    else:
+        check_layers(file.path, description, shapes)
+
+
+def check_layers(
+    path: Path, description: ModelDescription, shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raise CheckpointError unless every layer has what the first has, in the same shapes, and the
+    embedding is that of the description. For architectures whose shapes are only known where they
+    are computed.
+    """
+    layers: dict[int, dict[str, tuple[int, ...]]] = {}
+    for name, shape in shapes.items():
+        if name.startswith("model.layers."):
+            number, part = name.removeprefix("model.layers.").split(".", 1)
+            layers.setdefault(int(number), {})[part] = shape
+    if sorted(layers) != list(range(description.num_layers)):
+        raise CheckpointError(
+            f"{path}: the configuration says {description.num_layers} layers, but there are "
+            f"tensors of {len(layers)}: a part of the model is missing"
+        )
+    for index, parts in layers.items():
+        if differing := [
+            part for part in parts.keys() | layers[0] if parts.get(part) != layers[0].get(part)
+        ]:
+            raise CheckpointError(
+                f"{path}: layer {index} differs from layer 0 in {some(sorted(differing))}: a part "
+                f"of the model is missing"
+            )
+    embedding = (description.vocab_size, description.hidden_size)
+    if shapes.get("model.embed_tokens.weight") != embedding or "model.norm.weight" not in shapes:
+        raise CheckpointError(
+            f"{path}: the embedding and the last norm must be there, the former as "
+            f"{list(embedding)}: the configuration and the tensors do not belong together"
+        )

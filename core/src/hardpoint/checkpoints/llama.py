@@ -1,61 +1,15 @@
-"""The tensors of a Llama-architecture model: Hugging Face names, shapes, and their GGUF names.
-
-Names and the order of rotary rows follow ``convert_hf_to_gguf.py`` of llama.cpp, which stores the
-query and key rows of each head as pairs (0, half), (1, half + 1), ... instead of two halves.
-"""
+"""The tensors of a Llama-architecture model: Hugging Face names and shapes."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final
 
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.checkpoints.tables import shown, some
 from hardpoint.errors import CheckpointError
 
-OUTSIDE: Final = MappingProxyType(
-    {
-        "token_embd": "model.embed_tokens",
-        "output_norm": "model.norm",
-        "output": "lm_head",
-    }
-)
-INSIDE: Final = MappingProxyType(
-    {
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-)
-BLOCK: Final = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
-
-
-def hf_name(gguf_name: str) -> str | None:
-    """Return the Hugging Face name of a GGUF tensor; None if it has none."""
-    if match := BLOCK.fullmatch(gguf_name):
-        layer, part, kind = match.groups()
-        return f"model.layers.{int(layer)}.{INSIDE[part]}.{kind}" if part in INSIDE else None
-    part, _, kind = gguf_name.rpartition(".")
-    return f"{OUTSIDE[part]}.{kind}" if part in OUTSIDE and kind in ("weight", "bias") else None
-
-
-def rotary_heads(description: ModelDescription, name: str) -> int | None:
-    """Return how many heads the rows of this tensor hold if GGUF stores them in pairs, else None.
-
-    ``name`` is the Hugging Face name of a weight or a bias.
-    """
-    if ".self_attn.q_proj." in name:
-        return description.num_heads
-    return description.num_kv_heads if ".self_attn.k_proj." in name else None
+TENSORS_OF_A_LAYER = 9
 
 
 def expected_shapes(description: ModelDescription) -> dict[str, tuple[int, ...]]:
@@ -97,7 +51,7 @@ def check_shapes(
     So no worker is started, and nothing is allocated, for a description that the files belie.
     ``shapes`` maps Hugging Face names to what the files hold.
     """
-    if description.num_layers * len(INSIDE) > len(shapes):
+    if description.num_layers * TENSORS_OF_A_LAYER > len(shapes):
         raise CheckpointError(
             f"{path}: the configuration says {description.num_layers} layers, but there are only "
             f"{len(shapes)} tensors: a part of the model is missing"

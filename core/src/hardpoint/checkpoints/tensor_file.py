@@ -52,7 +52,12 @@ class TensorFile:
 
     def read_into(self, name: str, target: memoryview) -> None:
         """Read a tensor into writable memory of exactly its size; KeyError if there is none."""
-        entry = self.tensors[name]
+        self.read_part(self.tensors[name], target)
+
+    def read_part(self, entry: TensorEntry, target: memoryview) -> None:
+        """Read the bytes of ``entry``, a row of the table or a part of one, into writable memory of
+        exactly that size.
+        """
         if self._view is None:
             raise CheckpointError(f"{self.path}: the file was closed")
         if target.nbytes != entry.num_bytes:
@@ -62,8 +67,8 @@ class TensorFile:
             got = os.preadv(self._file.fileno(), [target[done:]], entry.offset + done)
             if not got:
                 raise CheckpointError(
-                    f"{self.path}: tensor {shown(name)} ends after {done} of {entry.num_bytes} "
-                    f"bytes: the file was changed while it was read"
+                    f"{self.path}: tensor {shown(entry.name)} ends after {done} of "
+                    f"{entry.num_bytes} bytes: the file was changed while it was read"
                 )
             done += got
 

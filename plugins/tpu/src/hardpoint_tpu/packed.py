@@ -1,9 +1,4 @@
-"""Stored numbers to float32, with numpy, bit for bit as the ``gguf`` package unpacks them.
-
-A packed block is a half-precision scale (and minimum) followed by the numbers of 32 neighbours
-along the innermost dimension; layouts: ``block_q4_1`` and ``block_q8_0`` in ggml's
-``ggml-common.h``.
-"""
+"""Stored numbers to float32 with numpy: its words for :mod:`hardpoint.checkpoints.unpacking`."""
 
 from __future__ import annotations
 
@@ -12,35 +7,50 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
+from hardpoint.checkpoints.float8 import FLOAT8
+from hardpoint.checkpoints.unpacking import UNPACKERS
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-BLOCK: Final = 32
 
 
-def unpack_q8_0(blocks: Bytes) -> Floats:
-    """Unpack [n, 34] bytes to [n, 32]: scale times signed bytes."""
-    numbers = blocks[:, 2:].view(np.int8).astype(np.float32)
-    numbers *= _halves(blocks[:, :2])
+class NumpyArrays:
+    """The operations of :class:`hardpoint.checkpoints.unpacking.Arrays`."""
+
+    def floats(self, numbers: Bytes) -> Floats:
+        """Widen bytes."""
+        return numbers.astype(np.float32)
+
+    def signed(self, numbers: Bytes) -> Floats:
+        """Widen signed bytes."""
+        return numbers.view(np.int8).astype(np.float32)
+
+    def halves(self, pairs: Bytes) -> Floats:
+        """Widen half-precision numbers."""
+        return np.ascontiguousarray(pairs).view(np.float16).astype(np.float32)
+
+    def nibbles(self, packed: Bytes) -> Bytes:
+        """Part each byte."""
+        return np.stack((packed & 15, packed >> 4), axis=-2)
+
+    def bits(self, packed: Bytes, width: int) -> Bytes:
+        """Shift each byte by every multiple of the width."""
+        shifts = np.arange(0, 8, width, dtype=np.uint8).reshape(-1, 1)
+        return (packed[..., None, :] >> shifts) & np.uint8((1 << width) - 1)
+
+    def joined(self, parts: list[Bytes]) -> Bytes:
+        """Join along the last dimension."""
+        return np.concatenate(parts, axis=-1)
+
+
+NUMPY: Final = NumpyArrays()
+
+
+def unpack(kind: str, blocks: Bytes) -> Floats:
+    """Unpack [n, bytes of a block] of the block type ``kind`` to [n, numbers of a block]."""
+    numbers: Floats = UNPACKERS[kind](NUMPY, blocks)
     return numbers
-
-
-def unpack_q4_1(blocks: Bytes) -> Floats:
-    """Unpack [n, 20] bytes to [n, 32]: scale times nibble plus minimum. The low nibbles of the 16
-    bytes are the first 16 numbers.
-    """
-    nibbles = np.ascontiguousarray(blocks[:, 4:])
-    numbers = np.empty((len(blocks), BLOCK), np.float32)
-    numbers[:, :16] = nibbles & 15
-    numbers[:, 16:] = nibbles >> 4
-    numbers *= _halves(blocks[:, :2])
-    numbers += _halves(blocks[:, 2:4])
-    return numbers
-
-
-def _halves(part: Bytes) -> Floats:
-    return np.ascontiguousarray(part).view(np.float16).astype(np.float32)
 
 
 def widen_bfloat16(raw: Bytes) -> Floats:
@@ -48,16 +58,14 @@ def widen_bfloat16(raw: Bytes) -> Floats:
     return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
-UNPACKERS: Final = MappingProxyType[str, Callable[[Bytes], Floats]](
-    {"Q8_0": unpack_q8_0, "Q4_1": unpack_q4_1}
-)
-"""Block type -> function from [blocks, bytes of a block] to [blocks, 32]."""
 PLAIN: Final = MappingProxyType[str, Callable[[Bytes], Floats]](
     {
         "F64": lambda raw: raw.view(np.float64).astype(np.float32),
         "F32": lambda raw: raw.view(np.float32),
         "F16": lambda raw: raw.view(np.float16).astype(np.float32),
         "BF16": widen_bfloat16,
+        "F8_E4M3": lambda raw: np.asarray(FLOAT8["F8_E4M3"], np.float32)[raw],
+        "F8_E5M2": lambda raw: np.asarray(FLOAT8["F8_E5M2"], np.float32)[raw],
     }
 )
 """Element type -> function from flat bytes to float32; GGUF and safetensors name them alike."""

@@ -13,18 +13,19 @@ from typing import Self
 
 import numpy as np
 from hardpoint.checkpoints.description import ModelDescription
-from hardpoint.checkpoints.ggml_types import BLOCK_TYPES
+from hardpoint.checkpoints.float8 import Scale
+from hardpoint.checkpoints.ggml_types import BLOCK_BYTES
 from hardpoint.checkpoints.gguf import GGUFFile
-from hardpoint.checkpoints.llama import expected_shapes, rotary_heads
+from hardpoint.checkpoints.llama import expected_shapes
 from hardpoint.checkpoints.safetensors import SafetensorsCheckpoint
 from hardpoint.checkpoints.tables import TensorEntry
 from hardpoint.checkpoints.tensor_file import TensorFile
+from hardpoint.checkpoints.unpacking import READ_TYPES
 from hardpoint.checkpoints.weight_tables import gguf_weights, safetensors_weights
 from hardpoint.errors import UnsupportedModelError
 
-from hardpoint_tpu.packed import PLAIN, UNPACKERS, Floats, pairs_to_halves
+from hardpoint_tpu.packed import PLAIN, Floats, pairs_to_halves, unpack
 
-BLOCK_BYTES = {block.name: block.num_bytes for block in BLOCK_TYPES.values()}
 DEVIATION = 0.02
 
 
@@ -52,10 +53,10 @@ def read_entry(file: TensorFile, entry: TensorEntry) -> Floats:
     """Read and unpack one tensor of an open file."""
     raw = np.empty(entry.num_bytes, np.uint8)
     if entry.num_bytes:
-        file.read_into(entry.name, raw.data)
+        file.read_part(entry, raw.data)
     if entry.type in PLAIN:
         return PLAIN[entry.type](raw).reshape(entry.shape)
-    return UNPACKERS[entry.type](raw.reshape(-1, BLOCK_BYTES[entry.type])).reshape(entry.shape)
+    return unpack(entry.type, raw.reshape(-1, BLOCK_BYTES[entry.type])).reshape(entry.shape)
 
 
 class SafetensorsSource(WeightSource):
@@ -64,15 +65,30 @@ class SafetensorsSource(WeightSource):
     def __init__(self, description: ModelDescription) -> None:
         self._checkpoint = SafetensorsCheckpoint(description.path)
         try:
-            self._entries = safetensors_weights(self._checkpoint, description, PLAIN)
+            self._stored = safetensors_weights(self._checkpoint, description, PLAIN)
         except BaseException:
             self.close()
             raise
-        self.shapes = {name: entry.shape for name, entry in self._entries.items()}
+        self.shapes = {name: stored.entry.shape for name, stored in self._stored.items()}
 
     def read(self, name: str) -> Floats:
-        """Read one tensor."""
-        return read_entry(self._checkpoint.file_of(name), self._entries[name])
+        """Read one tensor, and scale it if it is stored in eight bits with a scale."""
+        stored = self._stored[name]
+        values = self._values(stored.entry)
+        if stored.scale is not None:
+            values *= self._scale(stored.scale, stored.entry.shape)
+        return values
+
+    def _values(self, entry: TensorEntry) -> Floats:
+        return read_entry(self._checkpoint.file_of(entry.name), entry)
+
+    def _scale(self, scale: Scale, shape: tuple[int, ...]) -> Floats:
+        """Return the scale, [rows or 1, columns or 1] of the weight."""
+        values = self._values(scale.entry)
+        for side in (0, 1):
+            if values.shape[side] > 1:
+                values = np.repeat(values, scale.block[side], axis=side)
+        return values[: shape[0], : shape[1]]
 
     def close(self) -> None:
         """Close every file."""
@@ -83,19 +99,21 @@ class GGUFSource(WeightSource):
     """A GGUF file: packed tensors are unpacked, rotary rows put in order."""
 
     def __init__(self, description: ModelDescription) -> None:
-        self._description = description
         self._file = GGUFFile(description.path)
         try:
-            self._entries = gguf_weights(self._file, description, (*PLAIN, *UNPACKERS))
+            self._stored = gguf_weights(self._file, description, READ_TYPES)
         except BaseException:
             self.close()
             raise
-        self.shapes = {name: entry.shape for name, entry in self._entries.items()}
+        self.shapes = {name: stored.entry.shape for name, stored in self._stored.items()}
 
     def read(self, name: str) -> Floats:
         """Read, unpack and order one tensor."""
-        values = read_entry(self._file, self._entries[name])
-        heads = rotary_heads(self._description, name)
+        stored = self._stored[name]
+        values = read_entry(self._file, stored.entry)
+        if stored.less_one:
+            values -= 1
+        heads = stored.rotary_heads
         return values if heads is None else pairs_to_halves(values, heads)
 
     def close(self) -> None:

@@ -1,54 +1,15 @@
-"""Packed tensors to float32, with torch operations, bit for bit as the ``gguf`` package does it.
-
-A block is a half-precision scale (and minimum) followed by the packed numbers of 32 neighbours
-along the innermost dimension; layouts: ``block_q4_1`` and ``block_q8_0`` in ggml's
-``ggml-common.h``. A number times its scale has at most 19 significant bits, so the products are
-exact and the order of operations cannot change the result.
-"""
+"""Packed tensors to float32 with torch: its words for :mod:`hardpoint.checkpoints.unpacking`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import MappingProxyType
 from typing import Final
 
 import torch
+from hardpoint.checkpoints.unpacking import UNPACKERS
 from torch import Tensor
 
 NIBBLES: Final = 0x0F0F0F0F0F0F0F0F  # the low half of each of eight bytes
-
-
-def _aligned(part: Tensor) -> Tensor:
-    # contiguous() would leave a single block where it is, at an offset that wider types refuse
-    return part.clone(memory_format=torch.contiguous_format)
-
-
-def _scales(blocks: Tensor, count: int) -> Tensor:
-    return _aligned(blocks[:, : 2 * count]).view(torch.float16).float()
-
-
-def unpack_q8_0(blocks: Tensor) -> Tensor:
-    """Unpack [n, 34] bytes to [n, 32] float32: scale times signed bytes."""
-    return blocks[:, 2:].view(torch.int8).float().mul_(_scales(blocks, 1))
-
-
-def unpack_q4_1(blocks: Tensor) -> Tensor:
-    """Unpack [n, 20] bytes to [n, 32] float32: scale times nibble plus minimum.
-
-    The low nibbles of the 16 bytes are the first 16 numbers, the high ones the last 16. Eight bytes
-    are taken apart at a time: a third of the time of byte-wise masks.
-    """
-    scales = _scales(blocks, 2)
-    words = _aligned(blocks[:, 4:]).view(torch.int64)
-    halves = torch.stack((words & NIBBLES, (words >> 4) & NIBBLES), dim=1)
-    numbers = halves.view(torch.uint8).view(-1, 32).float()
-    return numbers.mul_(scales[:, :1]).add_(scales[:, 1:])
-
-
-UNPACKERS: Final = MappingProxyType[str, Callable[[Tensor], Tensor]](
-    {"Q8_0": unpack_q8_0, "Q4_1": unpack_q4_1}
-)
-"""Block type -> function from [number of blocks, bytes of a block] to float32."""
 PLAIN: Final = MappingProxyType(
     {
         "F64": torch.float64,
@@ -58,6 +19,55 @@ PLAIN: Final = MappingProxyType(
     }
 )
 """Element types that are read as they are; GGUF and safetensors use the same names."""
+FLOAT8: Final = MappingProxyType({"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2})
+"""Element types of safetensors that may have a scale beside them."""
+
+
+def _aligned(part: Tensor) -> Tensor:
+    # contiguous() would leave a single block where it is, at an offset that wider types refuse
+    return part.clone(memory_format=torch.contiguous_format)
+
+
+class TorchArrays:
+    """The operations of :class:`hardpoint.checkpoints.unpacking.Arrays`."""
+
+    def floats(self, numbers: Tensor) -> Tensor:
+        """Widen bytes."""
+        return numbers.float()
+
+    def signed(self, numbers: Tensor) -> Tensor:
+        """Widen signed bytes."""
+        return numbers.view(torch.int8).float()
+
+    def halves(self, pairs: Tensor) -> Tensor:
+        """Widen half-precision numbers."""
+        return _aligned(pairs).view(torch.float16).float()
+
+    def nibbles(self, packed: Tensor) -> Tensor:
+        """Take eight bytes apart at a time: a third of the time of byte-wise masks."""
+        words = _aligned(packed).view(torch.int64)
+        return torch.stack((words & NIBBLES, (words >> 4) & NIBBLES), dim=-2).view(torch.uint8)
+
+    def bits(self, packed: Tensor, width: int) -> Tensor:
+        """Shift each byte by every multiple of the width."""
+        shifts = torch.arange(0, 8, width, dtype=torch.uint8).view(-1, 1)
+        return (packed.unsqueeze(-2) >> shifts) & ((1 << width) - 1)
+
+    def joined(self, parts: list[Tensor]) -> Tensor:
+        """Join along the last dimension."""
+        return torch.cat(parts, dim=-1)
+
+
+TORCH: Final = TorchArrays()
+
+
+def unpack(kind: str, blocks: Tensor) -> Tensor:
+    """Unpack [n, bytes of a block] of the block type ``kind`` to float32 [n, numbers of a block].
+
+    Raises KeyError for a type that is not in :data:`hardpoint.checkpoints.unpacking.UNPACKERS`.
+    """
+    numbers: Tensor = UNPACKERS[kind](TORCH, blocks)
+    return numbers
 
 
 def pair_rows_to_halves(rows: Tensor, num_heads: int) -> Tensor:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import torch
 from hardpoint.checkpoints.description import ModelDescription
+from hardpoint.checkpoints.float8 import Scale
 from hardpoint.checkpoints.safetensors import SafetensorsCheckpoint
+from hardpoint.checkpoints.tables import TensorEntry
 from hardpoint.checkpoints.weight_tables import safetensors_weights
 from torch import Tensor
 
-from hardpoint_runtime.loading.packed import PLAIN
+from hardpoint_runtime.loading.packed import FLOAT8, PLAIN
 from hardpoint_runtime.loading.weights import Weights
+
+READ = {**PLAIN, **FLOAT8}
 
 
 class SafetensorsWeights(Weights):
@@ -18,20 +22,35 @@ class SafetensorsWeights(Weights):
     def __init__(self, description: ModelDescription) -> None:
         self._checkpoint = SafetensorsCheckpoint(description.path)
         try:
-            self._entries = safetensors_weights(self._checkpoint, description, PLAIN)
+            self._stored = safetensors_weights(self._checkpoint, description, READ)
         except BaseException:
             self.close()
             raise
-        self.shapes = {name: entry.shape for name, entry in self._entries.items()}
+        self.shapes = {name: stored.entry.shape for name, stored in self._stored.items()}
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Read one tensor."""
-        entry = self._entries[name]
-        values = torch.empty(entry.shape, dtype=PLAIN[entry.type])
+        """Read one tensor, and scale it if it is stored in eight bits with a scale."""
+        stored = self._stored[name]
+        values = self._values(stored.entry)
+        if stored.scale is not None:
+            values = values.float().mul_(self._scale(stored.scale, stored.entry.shape))
+        return values.to(dtype)
+
+    def _values(self, entry: TensorEntry) -> Tensor:
+        values = torch.empty(entry.shape, dtype=READ[entry.type])
         if entry.num_bytes:
             raw = values.view(-1).view(torch.uint8).numpy()
-            self._checkpoint.file_of(name).read_into(name, raw.data)
-        return values.to(dtype)
+            self._checkpoint.file_of(entry.name).read_part(entry, raw.data)
+        return values
+
+    def _scale(self, scale: Scale, shape: tuple[int, ...]) -> Tensor:
+        """Return the scale in float32, [rows or 1, columns or 1] of the weight."""
+        values = self._values(scale.entry).float()
+        for side in (0, 1):
+            if values.shape[side] > 1:
+                values = values.repeat_interleave(scale.block[side], dim=side)
+                values = values.narrow(side, 0, shape[side])
+        return values
 
     def close(self) -> None:
         """Close every file."""
