@@ -80,7 +80,7 @@ class Executor(WorkerCalls):
         """By which deadlines are counted; a simulator has its own."""
         self.logger = logging.getLogger(f"hardpoint.executor.{type(self).__name__}")
         self.calls = CallTable()
-        self.codec = codec_of(config)
+        self.codec = codec_of(config, registry)
         self._deadlines = Deadlines(self.calls.expire)
         self.receiver: Receiver | None = None
         """Set by a backend whose callers take replies from a channel themselves."""

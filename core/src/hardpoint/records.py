@@ -55,7 +55,9 @@ class PlatformRecord:
     ``name`` equals the entry point's name. ``api`` is the contract number that the plugin was built
     for. ``platform`` is a reference ``"module:Class"`` to a :class:`hardpoint.platform.Platform`
     whose module imports no device library. ``settings`` is a reference to a frozen attrs class that
-    declares the keys ``plugins.NAME.*``.
+    declares the keys ``plugins.NAME.*``. ``messages`` are references to the attrs classes and
+    enumerations of its own that its workers take or return; they travel under ``rpc.pickle =
+    "never"`` too. Driver and worker import their modules.
     """
 
     name: str
@@ -63,6 +65,7 @@ class PlatformRecord:
     platform: str
     settings: str | None = None
     summary: str = ""
+    messages: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -85,13 +88,14 @@ class ExecutorRecord:
 @frozen(kw_only=True)
 class ExtensionRecord:
     """What ``hardpoint_extension`` returns, for plugins of the group ``hardpoint.extensions``:
-    identity and settings.
+    identity, settings, and ``messages`` as of :class:`PlatformRecord`.
     """
 
     name: str
     api: Version
     settings: str | None = None
     summary: str = ""
+    messages: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from string import Formatter
 from typing import TYPE_CHECKING, NoReturn
 
@@ -23,9 +24,12 @@ def check_profile(prefix: str | None, delay_iterations: int, max_iterations: int
         _refuse("max_iterations", max_iterations, "must be a number of steps, at least 1, or None")
 
 
-def check_pattern(pattern: str | None, parallel: ParallelConfig) -> None:
+def check_pattern(pattern: str | None, parallel: ParallelConfig, num_workers: int) -> None:
     """Raise InvalidRequestError for a pattern of file names with unknown fields, or without one
-    that tells the files of two ranks or parts apart.
+    that tells the files of two workers or parts apart.
+
+    ``tp`` and ``pp`` tell workers apart where there is one for each place of both axes; where a
+    worker owns several devices, only ``rank`` does.
     """
     if pattern is None:
         return
@@ -36,9 +40,10 @@ def check_pattern(pattern: str | None, parallel: ParallelConfig) -> None:
     if unknown := sorted(names - set(_FIELDS)):
         _refuse("pattern", pattern, f"has unknown fields {unknown}; known: {', '.join(_FIELDS)}")
     needed = {"part"}
-    if "rank" not in names:
-        needed |= {"tp"} if parallel.tensor_parallel_size > 1 else set()
-        needed |= {"pp"} if parallel.pipeline_parallel_size > 1 else set()
+    if "rank" not in names and num_workers > 1:
+        axes = {"tp": parallel.tensor_parallel_size, "pp": parallel.pipeline_parallel_size}
+        by_place = math.prod(axes.values()) == num_workers
+        needed |= {axis for axis in axes if axes[axis] > 1} if by_place else {"rank"}
     if missing := sorted(needed - names):
         _refuse("pattern", pattern, f"lacks {missing}: several files would have one name")
     if "/" in pattern or "\0" in pattern:

@@ -204,7 +204,7 @@ class WorkerCalls(ABC):
         from hardpoint.checkpoints.sharded_state import manifest_of
 
         self.platform.require(Capability.SHARDED_STATE)
-        check_pattern(pattern, self.config.parallel)
+        check_pattern(pattern, self.config.parallel, self.world_size)
         check_max_size(max_size)
         self.sleep_state.require_weights("save_sharded_state")
         with Saving(path) as saving:

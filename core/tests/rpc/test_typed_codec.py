@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import msgpack
@@ -23,6 +24,7 @@ from hardpoint.messages import (
     StepTicket,
 )
 from hardpoint.records import LoadReport, Problem, SavedFile, WorkerHealth
+from hardpoint.references import WrongClassError
 from hardpoint.rpc import codec
 from hardpoint.rpc.calls import Call
 from hardpoint.rpc.encoding import PickleCodec, codec_named, codec_of
@@ -145,11 +147,27 @@ def test_what_is_not_known_is_refused_by_its_path(value, path):
     assert 'rpc.pickle = "local"' in str(caught.value)
 
 
-def test_settings_that_the_caller_names_travel_too():
-    both = TypedCodec([Foreign])
+class InUse:
+    """A registry whose platform declares messages."""
+
+    def __init__(self, *messages: str) -> None:
+        self.messages = messages
+
+    def used(self, kind):
+        record = SimpleNamespace(messages=self.messages)
+        return (SimpleNamespace(record=record),) if kind == "platform" else ()
+
+
+def test_what_a_plugin_declares_travels_too():
+    both = codec_of(Config(rpc=RpcConfig(pickle="never")), InUse(f"{__name__}:Foreign"))
     assert both.decode(both.encode({"a": Foreign(held=3)}, "v").data, "v") == {"a": Foreign(held=3)}
     with pytest.raises(EncodingError, match="no record that travels"):
         TYPED.decode(both.encode(Foreign(), "v").data, "v")
+
+
+def test_what_a_plugin_declares_must_be_a_record():
+    with pytest.raises(WrongClassError, match="'pathlib:Path' is no attrs class"):
+        TypedCodec().learn(InUse("pathlib:Path"))
 
 
 @settings(deadline=None, max_examples=300)

@@ -53,8 +53,12 @@ def test_answers_are_those_of_the_cpu_platform(start):
     assert cached > 0
 
 
+NEVER = {"rpc.pickle": "never"}
+"""The reports of the plugin travel even so."""
+
+
 def test_sleep_reload_and_wake_through_the_engine(start):
-    with start() as llm:
+    with start(**NEVER) as llm:
         expected = ids(llm.generate(PROMPTS, GREEDY))
         executor = llm.core.executor
         executor.sleep(1)
@@ -98,7 +102,7 @@ def test_as_many_devices_in_one_worker_give_the_same_answers(start):
 def test_a_worker_in_a_process_of_its_own(start):
     with start() as llm:
         expected = ids(llm.generate(PROMPTS, GREEDY))
-    with start("mp", settings=FEW) as llm:
+    with start("mp", settings=FEW, **NEVER) as llm:
         assert ids(llm.generate(PROMPTS, GREEDY)) == expected
         (memory,) = llm.collective_rpc("memory_report")
         assert memory.label == LABEL

@@ -173,6 +173,9 @@ def test_tokens_come_from_the_plan_where_it_brings_them():
     rows = running(("a", None, 2, 2), new_tokens=((8,),))
     requests.apply(plan(counts={"a": 1}, running=rows))
     assert requests.known("a").tolist() == [1, 2, 9, 8]
+    rows = running(("a", None, 2, 2), new_tokens=((5, 6),))
+    requests.apply(plan(counts={"a": 1}, running=rows))
+    assert requests.known("a").tolist() == [1, 2, 9, 8]  # those that it chose itself
     rows = running(("a", None, 2, 1), all_tokens={"a": (1, 2, 7)})
     requests.apply(plan(counts={"a": 1}, running=rows))
     assert requests.known("a").tolist() == [1, 2, 7]

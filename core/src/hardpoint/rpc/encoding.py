@@ -13,6 +13,7 @@ from hardpoint.rpc.failures import RemoteFailure
 
 if TYPE_CHECKING:
     from hardpoint.config import Config
+    from hardpoint.registry import Registry
     from hardpoint.rpc.calls import Call
 
 Buffer = bytes | memoryview
@@ -21,7 +22,7 @@ Pieces = tuple[Buffer, Sequence[memoryview]]
 
 
 class Codec(ABC):
-    """Encodes what a channel carries. Stateless; any thread."""
+    """Encodes what a channel carries. Any thread; nothing but :meth:`learn` changes it."""
 
     name: ClassVar[str]
     bare: ClassVar[bool] = False
@@ -62,6 +63,12 @@ class Codec(ABC):
     @abstractmethod
     def encode_exception(self, error: BaseException) -> bytes | None:
         """Encode an exception so that it can be raised again; None if only its text travels."""
+
+    def learn(self, registry: Registry) -> None:  # noqa: B027 - a default, not a slot
+        """Take in the ``messages`` of the plugins in use, where a codec must know beforehand what
+        travels. Called once, when they are loaded. Raises UnresolvedReferenceError or
+        WrongClassError.
+        """
 
     # Within one process, for executors whose workers are threads.
 
@@ -146,9 +153,14 @@ def received(codec: Codec, data: Buffer) -> RemoteFailure:
     return RemoteFailure(type_name="unknown", message=f"{found!r:.200}", traceback="")
 
 
-def codec_of(config: Config) -> Codec:
-    """Return the codec that ``rpc.pickle`` asks for."""
-    return codec_named("typed" if config.rpc.pickle == "never" else "pickle")
+def codec_of(config: Config, registry: Registry | None = None) -> Codec:
+    """Return the codec that ``rpc.pickle`` asks for, which knows the messages of the plugins in use
+    in ``registry``.
+    """
+    made = codec_named("typed" if config.rpc.pickle == "never" else "pickle")
+    if registry is not None:
+        made.learn(registry)
+    return made
 
 
 def codec_named(name: str) -> Codec:

@@ -75,7 +75,7 @@ class WorkerHost:
         self._bound: dict[str, Callable[..., Any]] = {}
         self._ready: dict[str, Callable[..., Any]] = {}  # those that this stage allows at any time
         self._rank = context.rank
-        self._codec = codec_of(context.config)
+        self._codec = codec_of(context.config, registry)
         claim = ExclusiveClaim(platform.name) if platform.exclusive else None
         self._claim = claim
         try:

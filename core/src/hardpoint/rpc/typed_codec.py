@@ -7,12 +7,12 @@ refused. Not for speed: nested tuples and records are packed each on its own.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path, PurePath
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import msgpack  # type: ignore[import-untyped]
@@ -20,9 +20,13 @@ from attrs import frozen
 
 from hardpoint.errors import EncodingError, UnsupportedError
 from hardpoint.isolation import text_of
+from hardpoint.references import WrongClassError, resolve
 from hardpoint.rpc import codec
 from hardpoint.rpc.encoding import Buffer, Codec
 from hardpoint.rpc.failures import RemoteFailure
+
+if TYPE_CHECKING:
+    from hardpoint.registry import Registry
 
 MODULES = (
     "hardpoint.adapters",
@@ -55,15 +59,22 @@ class UntypedError(UnsupportedError, EncodingError):
 class TypedCodec(Codec):
     """Plain data (numbers, text, bytes, lists, tuples, sets, mappings, paths) and known records.
 
-    ``classes`` are records known besides those of Hardpoint itself: settings, say. A bytearray or
-    a memoryview arrives as bytes, a subclass of a plain type not at all.
+    Records are known by name: Hardpoint's own, and those of plugins that it was taught. A bytearray
+    or a memoryview arrives as bytes, a subclass of a plain type not at all.
     """
 
     name: ClassVar[str] = "typed"
     callables: ClassVar[bool] = False
 
-    def __init__(self, classes: Iterable[type] = ()) -> None:
-        self._classes = {_name(kind): kind for kind in (*_own_classes(), *classes)}
+    def __init__(self) -> None:
+        self._classes = {_name(kind): kind for kind in _own_classes()}
+
+    def learn(self, registry: Registry) -> None:
+        """Know the messages that the platform and the extensions in use declare."""
+        plugins = (*registry.used("platform"), *registry.used("extension"))
+        references = [each for plugin in plugins for each in plugin.record.messages]
+        kinds = [_checked(reference) for reference in references]
+        self._classes = self._classes | {_name(kind): kind for kind in kinds}
 
     def encode(self, value: object, where: str) -> codec.Encoded:
         """Encode a value; raise UntypedError for what is not known."""
@@ -210,6 +221,15 @@ class _Parcel:
 
     def unpack(self, where: str, of: str) -> Any:
         return self.codec.decode(self.data, f"{where} of {of!r}" if of else where)
+
+
+def _checked(reference: str) -> type:
+    kind = resolve(reference)
+    if not isinstance(kind, type) or not (attrs.has(kind) or issubclass(kind, Enum)):
+        raise WrongClassError(
+            f"{reference!r} is no attrs class and no enumeration: it cannot travel"
+        )
+    return kind
 
 
 def _own_classes() -> Iterator[type]:

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
@@ -98,11 +99,13 @@ def run(
     attach: Callable[[], CallEnd],
     control: ControlThread,
     begin: Callable[[int], bool] | None = None,
+    learn: Callable[[Registry], None] | None = None,
 ) -> int:
     """Be the worker that ``boot`` describes until the driver wants no more; return the exit code.
 
     Runs on the main thread. ``begin(call id)`` says whether a call is still wanted (WorkerClaims).
-    SIGTERM has the worker leave its work, shut down, and end by that signal.
+    ``learn`` is that of the channel's codec (:meth:`hardpoint.rpc.encoding.Codec.learn`). SIGTERM
+    has the worker leave its work, shut down, and end by that signal.
     """
     _log(boot.log_level)
     fault.plan(os.environ.get(VARIABLE))
@@ -113,7 +116,9 @@ def run(
         control.stage("channel")
         end = attach()
         try:
-            code = _live(boot, end, control, work, begin or _always)
+            code = _live(
+                boot, partial(_built, boot, control, learn), end, control, work, begin or _always
+            )
         finally:
             end.close()
     except SystemExit:
@@ -127,6 +132,7 @@ def run(
 
 def _live(
     boot: Boot,
+    build: Callable[[], WorkerHost],
     end: CallEnd,
     control: ControlThread,
     work: _Work,
@@ -140,7 +146,7 @@ def _live(
     host: WorkerHost | None = None
     failure = None
     try:
-        host = _built(boot, control)
+        host = build()
         fault("worker.before_ready", boot.rank)
     except BaseException as error:  # noqa: BLE001 - told to the driver, which raises it
         failure = RemoteFailure.of(error, encode=codec_of(boot.config).encode_exception)
@@ -165,11 +171,15 @@ def _live(
     return 0
 
 
-def _built(boot: Boot, control: ControlThread) -> WorkerHost:
+def _built(
+    boot: Boot, control: ControlThread, learn: Callable[[Registry], None] | None
+) -> WorkerHost:
     control.stage("plugins")
     registry = Registry.from_resolved(boot.plugins, boot.config)
     config = structure_plugins(boot.config, registry)
     platform = registry.platform(boot.platform)
+    if learn is not None:
+        learn(registry)
     control.stage("worker")
     context = WorkerContext(
         config=config,

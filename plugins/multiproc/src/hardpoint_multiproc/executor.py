@@ -12,7 +12,6 @@ from hardpoint.config.problems import config_error
 from hardpoint.errors import ExecutorFailedError, HardpointError
 from hardpoint.executor import Executor
 from hardpoint.records import Problem, WorkerHealth
-from hardpoint.rpc import encoding
 from hardpoint.rpc.calls import Call, CallTable
 from hardpoint.rpc.faults import DUPLICATE, LOSE, fault
 from hardpoint.rpc.supervision import Supervisor
@@ -62,16 +61,15 @@ class MultiprocExecutor(Executor):
         check_devices(self)
         variables = variables_of(self)
         way = self._way(settings, variables)
-        codec = encoding.codec_of(self.config)
         start = Call(
             call_id=self.calls.next_id(), generation=self.generation, method="start the worker"
         )
-        plans = plan_workers(self, variables, codec, start.call_id, settings)
+        plans = plan_workers(self, variables, self.codec, start.call_id, settings)
         resources = Resources(self.calls, self.generation, self._nursery(way))
         self._resources = resources
         self._finalizer = weakref.finalize(self, Resources.release, resources)
         kind = "shared_memory" if settings.channel == "auto" else settings.channel
-        uninterrupted(partial(resources.make, kind, self.config.rpc.spin_us, codec, plans))
+        uninterrupted(partial(resources.make, kind, self.config.rpc.spin_us, self.codec, plans))
         self.receiver, self.calls.claims = resources.receiver, resources.claims
         self._send = resources.end.send
         gather = self.calls.open(start, self.world_size)

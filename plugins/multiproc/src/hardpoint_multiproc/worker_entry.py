@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from attrs import evolve
@@ -56,7 +57,8 @@ def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> N
         orders = evolve(orders, rendezvous=f"file:///proc/self/fd/{rendezvous}")
     handle = channel.WorkerHandle(fds=tuple(rest), data=spec["channel"])
     claims = WorkerClaims(board, orders.world_size, rank)
-    code = run(orders, lambda: channel.attach(handle, rank, codec=codec), control, claims.begin)
+    attach = partial(channel.attach, handle, rank, codec=codec)
+    code = run(orders, attach, control, claims.begin, codec.learn)
     leave(code)
 
 

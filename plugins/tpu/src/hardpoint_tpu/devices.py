@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 
 import jax
-from attrs import frozen
 from hardpoint.errors import ConfigError
 from hardpoint.records import Problem
 
@@ -79,25 +78,6 @@ def _too_few(settings: TpuSettings, count: int, known: int) -> ConfigError:
         way_out=way_out,
     )
     return ConfigError(str(problem), problems=(problem,))
-
-
-@frozen(kw_only=True)
-class MemoryReport:
-    """Bytes of one worker's devices together. ``temporaries`` is the largest work space of any
-    compiled program, by XLA's own account; 0 before the warm-up.
-    """
-
-    limit: int
-    weights: int
-    kv_cache: int
-    temporaries: int
-    backend: str
-    label: str
-
-    @property
-    def held(self) -> int:
-        """Weights and KV cache."""
-        return self.weights + self.kv_cache
 
 
 def memory_limit(settings: TpuSettings, devices: Sequence[jax.Device], share: float) -> int:

@@ -15,4 +15,5 @@ def hardpoint_platform() -> PlatformRecord:
         platform="hardpoint_tpu.platform:TpuPlatform",
         settings="hardpoint_tpu.settings:TpuSettings",
         summary="TPUs through XLA; tried as XLA on CPU, never run on a TPU",
+        messages=("hardpoint_tpu.reports:MemoryReport", "hardpoint_tpu.reports:ProgramReport"),
     )

@@ -254,12 +254,13 @@ class Requests:
             raise BlockTableError(
                 f"request {req_id!r} has {len(new_blocks)} block tables, there is one group"
             )
+        prompt = self._count("num_prompt", state.slot)
         tokens = running.all_tokens.get(req_id)
-        more = running.new_tokens[index] if running.new_tokens and tokens is None else ()
         known = len(tokens) if tokens is not None else self._count("num_tokens", state.slot)
+        more = running.told(index, known - prompt) if tokens is None else ()
         known += len(more)
         if running.num_output:
-            wanted = self._count("num_prompt", state.slot) + running.num_output[index]
+            wanted = prompt + running.num_output[index]
             if known < wanted:
                 raise MessageError(
                     f"request {req_id!r}: the plan counts {wanted} tokens, only {known} are known"

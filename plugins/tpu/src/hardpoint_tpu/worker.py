@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import jax
-from attrs import frozen
 from hardpoint.errors import LifecycleError, MemoryBudgetError
 from hardpoint.records import LoadReport, SavedFile, SleepReport, WarmUpReport
 from hardpoint.references import resolve_class
 from hardpoint.worker import Worker
 
-from hardpoint_tpu.devices import MemoryReport, memory_limit, take_devices
+from hardpoint_tpu.devices import memory_limit, take_devices
 from hardpoint_tpu.memory_estimate import temporary_bytes
 from hardpoint_tpu.model_runner import TpuModelRunner
 from hardpoint_tpu.platform import LABEL, UNTRIED
+from hardpoint_tpu.reports import MemoryReport, ProgramReport
 from hardpoint_tpu.sharded_state import write_sharded_state
 
 if TYPE_CHECKING:
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from hardpoint_tpu.platform import TpuPlatform
 
 _logger = logging.getLogger("hardpoint.worker")
-
-
-@frozen(kw_only=True)
-class ProgramReport:
-    """What was traced and compiled: stage -> times traced, stage -> shapes compiled; programs asked
-    of XLA, and how many of them came from the persistent cache.
-    """
-
-    traces: Mapping[str, int]
-    shapes: Mapping[str, int]
-    asked: int
-    cached: int
 
 
 class TpuWorker(Worker):
