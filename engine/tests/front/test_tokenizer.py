@@ -115,8 +115,15 @@ def test_user_defined_tokens_are_matched_whole_but_shown(write_gguf, tables):
     ("changes", "error", "words"),
     [
         ({"model": None}, CheckpointError, "holds no tokenizer"),
-        ({"model": "llama"}, UnsupportedModelError, "'llama'; known here: gpt2"),
-        ({"pre": "tekken"}, UnsupportedModelError, "'tekken'; known here: default, gpt-2, smollm"),
+        ({"model": "bert"}, UnsupportedModelError, "'bert'; known here: gpt2, llama"),
+        ({"pre": "viking"}, UnsupportedModelError, "'viking'; known here: default, gpt-2, phi-2"),
+        ({"model": "llama", "merges": None}, CheckpointError, "scores is missing"),
+        ({"model": "llama", "merges": None, "scores": [0.5]}, CheckpointError, "has 1 entries"),
+        (
+            {"model": "llama", "merges": None, "tokens": ["x" * 2000], "token_type": None},
+            CheckpointError,
+            "a piece of 2000 characters and 2000 in all; at most 1024",
+        ),
         ({"tokens": None}, CheckpointError, "tokenizer.ggml.tokens is missing"),
         ({"tokens": [1, 2]}, CheckpointError, "tokenizer.ggml.tokens must hold str"),
         ({"tokens": ["a", "a"]}, CheckpointError, "holds 'a' twice"),

@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from hardpoint.errors import CheckpointError
 
 from hardpoint_engine.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from hardpoint_engine.text.spelling import sentence_bytes, spelling_of
 from hardpoint_engine.text.tokenizer import Tokenizer, check_text
 
 if TYPE_CHECKING:
     import tokenizers
 
 Built = TypeVar("Built")
-
-
-def _alphabet() -> dict[str, int]:
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(code): code for code in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    return table | {chr(0x100 + index): byte for index, byte in enumerate(others)}
-
-
-ALPHABET: Mapping[str, int] = MappingProxyType(_alphabet())
-"""The alphabet of byte-level vocabularies: printable character -> the byte it stands for.
-
-The 188 printable Latin-1 characters stand for themselves; for the other bytes, in order, stand the
-characters from U+0100 on (GPT-2's table).
-"""
-
-
-def piece_bytes(piece: str) -> bytes:
-    """Return the bytes of a byte-level piece. One with a character outside the alphabet (an added
-    token, mostly) is plain text as a whole: so decides the library's decoder, too.
-    """
-    try:
-        return bytes([ALPHABET[character] for character in piece])
-    except KeyError:
-        return piece.encode()
 
 
 def checked(what: str, work: Callable[[], Built]) -> Built:
@@ -66,8 +41,6 @@ class Vocabulary(Tokenizer):
         chat_template: str | None = None,
         template_values: Mapping[str, str] | None = None,
     ) -> None:
-        from tokenizers.decoders import ByteLevel
-
         self._tokenizer = tokenizer
         self.chat_template = chat_template
         self.template_values = dict(template_values or {})
@@ -77,13 +50,18 @@ class Vocabulary(Tokenizer):
             if token.special
         )
         self._size = tokenizer.get_vocab_size(with_added_tokens=True)
-        self._bytewise = isinstance(tokenizer.decoder, ByteLevel)
+        self._spelling = spelling_of(tokenizer)
         self._bytes: dict[int, bytes] = {}
 
     @property
     def vocab_size(self) -> int:
         """How many ids there are, added tokens included."""
         return self._size
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The added tokens that are special."""
+        return self._special
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return the ids of ``text``; see :meth:`Tokenizer.encode`."""
@@ -96,6 +74,12 @@ class Vocabulary(Tokenizer):
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of ``ids``; see :meth:`Tokenizer.decode`."""
+        if self._spelling is not None:
+            detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+            return "".join(map(detokenizer.add, ids)) + detokenizer.finish()
+        return self._decode(ids, skip_special_tokens)
+
+    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         return checked(
             "the model's tokenizer cannot join these tokens",
             lambda: str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)),
@@ -103,19 +87,25 @@ class Vocabulary(Tokenizer):
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """Return a fresh incremental decoder."""
-        if not self._bytewise:
-            return WindowDetokenizer(
-                lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens)
-            )
-        if not skip_special_tokens:
-            return ByteDetokenizer(self.token_bytes)
-        hidden = self._special
-        return ByteDetokenizer(lambda id_: b"" if id_ in hidden else self.token_bytes(id_))
+        hidden = self._special if skip_special_tokens else frozenset[int]()
+        spelling = self._spelling
+        if spelling is None:
+            return WindowDetokenizer(lambda ids: self._decode(ids, skip_special_tokens), hidden)
+        return ByteDetokenizer(
+            lambda id_: b"" if id_ in hidden else self.token_bytes(id_),
+            drops_space=spelling.drops_space,
+            each=spelling.each,
+        )
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one id of a byte-level vocabulary; b"" for an id it does not have."""
+        """Return the bytes of one id; b"" for an id that the vocabulary does not have.
+
+        Exact where pieces spell bytes; of other vocabularies it is what a piece is in the middle of
+        a text.
+        """
         known = self._bytes.get(token_id)
         if known is None:
             piece = self._tokenizer.id_to_token(token_id)
-            known = self._bytes[token_id] = b"" if piece is None else piece_bytes(piece)
+            spell = sentence_bytes if self._spelling is None else self._spelling.piece_bytes
+            known = self._bytes[token_id] = b"" if piece is None else spell(piece)
         return known
