@@ -6,7 +6,7 @@ platform's own, else one for ``any`` platform, else the built-in. An offer whose
 a reason is passed over, and says so in the log and in :attr:`Operations.choices`.
 
 Shapes: T tokens, H hidden size, N outputs. ``attention`` and ``kv_write`` are described in
-:mod:`hardpoint_runtime.attention.paged`.
+:mod:`hardpoint_runtime.attention.paged`, ``experts`` in :mod:`hardpoint_runtime.mixture`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hardpoint.records import AnyPlatform, Offer
 from hardpoint.references import resolve as resolve_reference
 
 from hardpoint_runtime.attention import paged
+from hardpoint_runtime.mixture import experts
 
 if TYPE_CHECKING:
     from hardpoint_runtime.attention.metadata import AttentionMetadata
@@ -79,6 +80,23 @@ class Attention(Protocol):
         """
 
 
+class Experts(Protocol):
+    """Computes what a mixture of experts does behind its router."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        chosen: Tensor,
+        weights: Tensor,
+        *,
+        activate: Callable[[Tensor], Tensor],
+        fixed: bool,
+    ) -> Tensor:
+        """See :func:`hardpoint_runtime.mixture.experts`."""
+
+
 def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
     """Return rows ``token_ids`` [T] of ``weight`` [V, H]."""
     return F.embedding(token_ids, weight)
@@ -93,8 +111,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return ``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension, computed in
-    float32 (Zhang and Sennrich, 2019).
+    float32 (Zhang and Sennrich, 2019), in the type of ``x``; ``weight`` may be float32 beside it.
     """
+    if x.dtype != weight.dtype:
+        return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
@@ -121,6 +141,14 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """Return ``gelu(first half) * second half`` of ``x`` [T, 2 * N], gelu by its approximation with
+    tanh (Hendrycks and Gimpel, 2016).
+    """
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
 @frozen(kw_only=True)
 class Choice:
     """What became of one operation: the reference in use (``built-in``), and why not another."""
@@ -140,6 +168,8 @@ class Operations:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = add_rms_norm
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor] = rotary
     silu_and_mul: Callable[[Tensor], Tensor] = silu_and_mul
+    gelu_tanh_and_mul: Callable[[Tensor], Tensor] = gelu_tanh_and_mul
+    experts: Experts = experts
     kv_write: KVWrite = paged.kv_write
     attention: Attention = paged.attention
     choices: tuple[Choice, ...] = ()

@@ -17,6 +17,7 @@ from hardpoint_runtime import host_linear
 from hardpoint_runtime.device import HostDeviceOps
 from hardpoint_runtime.forward_context import entered
 from hardpoint_runtime.models import build_model
+from hardpoint_runtime.models.decoder import DecoderForCausalLM
 from hardpoint_runtime.operations import Operations, linear
 
 VARIANTS = {
@@ -232,35 +233,47 @@ def test_an_unknown_architecture_lists_the_known_ones(kit):
         build_model(description, Operations(), HostDeviceOps(), torch.float32)
 
 
+class Doubled(DecoderForCausalLM):
+    """A small variation, as a plugin would write it."""
+
+    @classmethod
+    def read_config(cls, description):
+        config = super().read_config(description)
+        return evolve(config, norm_eps=2 * config.norm_eps)
+
+
 def test_a_plugins_architecture_is_built(kit):
     class Plugins:
         def offers(self, hook, platform_name, description=None):
-            reference = "hardpoint_runtime.models.llama:LlamaForCausalLM"
-            return {"AcmeForCausalLM": Offer(name="AcmeForCausalLM", reference=reference)}
+            reference = f"{__name__}:Doubled"
+            return {"LlamaForCausalLM": Offer(name="LlamaForCausalLM", reference=reference)}
 
         def candidates(self, hook):
             return []
 
-    description = kit.describe(kit.tiny_reference().config, "AcmeForCausalLM")
+    description = kit.describe(kit.tiny_reference().config)
     model = build_model(
         description, Operations(), HostDeviceOps(), torch.float32, registry=Plugins()
     )
-    assert type(model).__name__ == "LlamaForCausalLM"
+    assert type(model) is Doubled
+    assert model.norm.eps == 2 * description.hf_config["rms_norm_eps"]
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"hidden_act": "relu"}, "relu"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+        ({"rope_parameters": {"rope_type": "spiral", "factor": 2.0}}, "rotary scaling 'spiral'"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "mrope"}}, "rotary scaling 'mrope'"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rotated in part"),
+        ({"rope_parameters": {"full_attention": {}}}, "a table for each of 'full_attention'"),
     ],
     ids=str,
 )
 def test_variants_that_are_not_known_are_named(kit, changes, named):
     description = kit.describe(kit.tiny_reference().config)
     wrong = evolve(description, hf_config={**description.hf_config, **changes})
-    with pytest.raises(UnsupportedError, match=named):
+    with pytest.raises(UnsupportedModelError, match=named):
         build_model(wrong, Operations(), HostDeviceOps(), torch.float32)
 
 

@@ -244,9 +244,9 @@ def test_more_stages_than_layers(odd_llama):
 
 
 def test_a_model_that_is_only_ever_whole(odd_llama, monkeypatch):
-    from hardpoint_runtime.models.llama import LlamaForCausalLM
+    from hardpoint_runtime.models.decoder import DecoderForCausalLM
 
-    monkeypatch.setattr(LlamaForCausalLM, "can_split", False)
+    monkeypatch.setattr(DecoderForCausalLM, "can_split", False)
     build_model(odd_llama, Operations(), HostDeviceOps(), torch.float32)
     with pytest.raises(UnsupportedError, match="does not support several ranks"):
         build_model(odd_llama, Operations(), HostDeviceOps(), torch.float32, seat=seats_of(2, 1)[0])

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from hardpoint.checkpoints.decoder_architectures import ARCHITECTURES, HEAD_SIZES
+from hardpoint.checkpoints.decoder_tensors import check_tensors
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.checkpoints.documents import read_object
 from hardpoint.checkpoints.fields import Fields
 from hardpoint.checkpoints.files import contained
-from hardpoint.checkpoints.llama import check_shapes
 from hardpoint.checkpoints.safetensors import FLOAT_TYPES, SafetensorsCheckpoint
 from hardpoint.checkpoints.tables import TensorEntry, shown
 from hardpoint.errors import CheckpointError, UnsupportedModelError
@@ -70,7 +71,7 @@ def _architecture(fields: Fields) -> str:
     if missing:
         raise UnsupportedModelError(
             f"{fields.path}: {names[0]} is described without {', '.join(missing)}, so its shape is "
-            f"not known here; supported: {LLAMA}, and what plugins offer that is configured alike"
+            f"not known here; supported: {', '.join(ARCHITECTURES)}, and what is configured alike"
         )
     return names[0]
 
@@ -85,7 +86,8 @@ def from_configuration(folder: Path, fields: Fields, stored_dtype: str) -> Model
     kv_heads = fields.integer("num_key_value_heads", heads, high=heads)
     if heads % kv_heads:
         raise fields.fail("num_key_value_heads", kv_heads, f"a divisor of {heads} attention heads")
-    if fields.values.get("head_dim") is None and hidden % heads:
+    head = HEAD_SIZES.get(architecture)
+    if fields.values.get("head_dim") is None and head is None and hidden % heads:
         raise fields.fail("hidden_size", hidden, f"a multiple of {heads} attention heads")
     vocab = fields.integer("vocab_size", high=1 << 28)
     generation = _generation(folder)
@@ -102,13 +104,13 @@ def from_configuration(folder: Path, fields: Fields, stored_dtype: str) -> Model
         intermediate_size=fields.integer("intermediate_size", high=1 << 24),
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_size=fields.integer("head_dim", hidden // heads, high=1 << 16),
+        head_size=fields.integer("head_dim", head or hidden // heads, high=1 << 16),
         vocab_size=vocab,
         context_length=fields.integer("max_position_embeddings"),
         stored_dtype=stored_dtype,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=eos or (),
-        hf_config={**fields.values, **_numbers(fields)},
+        hf_config={**fields.values, **(_numbers(fields) if architecture == LLAMA else {})},
     )
 
 
@@ -165,10 +167,10 @@ def _check_tensors(
     folder: Path, description: ModelDescription, tensors: Mapping[str, TensorEntry]
 ) -> None:
     """Refuse a configuration that its files belie, before anything of its size is allocated."""
-    if description.architecture == LLAMA and "quantization_config" not in description.hf_config:
+    if "quantization_config" not in description.hf_config:
         shapes = {name: entry.shape for name, entry in tensors.items()}
-        check_shapes(folder, description, shapes)
-        return
+        if check_tensors(description, shapes):
+            return
     held = sum(entry.num_bytes for entry in tensors.values()) * 8
     least = description.hidden_size * max(description.vocab_size, description.num_layers)
     if least > held:  # a bit for each element of the embedding is the least there can be

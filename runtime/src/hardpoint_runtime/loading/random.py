@@ -6,8 +6,9 @@ import zlib
 
 import numpy as np
 import torch
+from hardpoint.checkpoints.decoder_architectures import ARCHITECTURES
+from hardpoint.checkpoints.decoder_tensors import expected_shapes
 from hardpoint.checkpoints.description import ModelDescription
-from hardpoint.checkpoints.llama import expected_shapes
 from hardpoint.errors import UnsupportedModelError
 from torch import Tensor
 
@@ -17,25 +18,24 @@ DEVIATION = 0.02
 
 
 class RandomWeights(Weights):
-    """Normal numbers for matrices, ones for norms; each tensor depends on the seed and its name."""
+    """Normal numbers for matrices, ones for norms, no biases; each tensor depends on the seed and
+    its name.
+    """
 
     def __init__(self, description: ModelDescription, seed: int = 0) -> None:
-        if description.architecture != "LlamaForCausalLM":
+        if description.architecture not in ARCHITECTURES:
             raise UnsupportedModelError(
                 f"{description.path}: load_format dummy knows no {description.architecture}; "
-                f"supported: LlamaForCausalLM"
+                f"supported: {', '.join(ARCHITECTURES)}"
             )
         self._seed = seed
         self.shapes = expected_shapes(description)
-        for bias in ("attention_bias", "mlp_bias"):
-            if description.hf_config.get(bias):
-                raise UnsupportedModelError(
-                    f"{description.path}: load_format dummy makes no biases, and {bias} is set"
-                )
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         """Make one tensor."""
         shape = self.shapes[name]
+        if name.endswith(".bias"):
+            return torch.zeros(shape, dtype=dtype)
         if len(shape) == 1:
             return torch.ones(shape, dtype=dtype)
         numbers = np.random.default_rng((self._seed, zlib.crc32(name.encode())))

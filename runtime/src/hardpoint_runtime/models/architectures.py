@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from hardpoint.checkpoints.decoder_architectures import ARCHITECTURES as DECODERS
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.errors import UnsupportedError, UnsupportedModelError
 from hardpoint.references import resolve
@@ -16,9 +17,9 @@ from hardpoint_runtime.models.language_model import LanguageModel
 from hardpoint_runtime.operations import Offers, Operations
 from hardpoint_runtime.parallel.seat import ALONE, Seat
 
-ARCHITECTURES: Mapping[str, str] = {
-    "LlamaForCausalLM": "hardpoint_runtime.models.llama:LlamaForCausalLM",
-}
+ARCHITECTURES: Mapping[str, str] = dict.fromkeys(
+    DECODERS, "hardpoint_runtime.models.decoder:DecoderForCausalLM"
+)
 """Architecture (the Hugging Face class name) -> reference of its built-in model."""
 
 

@@ -111,12 +111,15 @@ class LanguageModel(nn.Module):
         slot.fill(tensor)
 
     def materialise(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Give every parameter uninitialised memory on ``device``. Called once, before loading."""
+        """Give every parameter uninitialised memory on ``device``, of ``dtype`` unless its module
+        has a ``weight_dtype``. Called once, before loading.
+        """
         replaced: dict[int, nn.Parameter] = {}
         for module in self.modules():
+            own = getattr(module, "weight_dtype", None) or dtype
             for name, old in list(module.named_parameters(recurse=False)):
                 if id(old) not in replaced:
-                    empty = torch.empty(old.shape, dtype=dtype, device=device)
+                    empty = torch.empty(old.shape, dtype=own, device=device)
                     replaced[id(old)] = nn.Parameter(empty, requires_grad=False)
                 module.register_parameter(name, replaced[id(old)])
         self._slots = dict(self.weight_slots())

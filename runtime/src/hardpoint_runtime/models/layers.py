@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import nn
 
 from hardpoint_runtime.operations import Operations
@@ -19,7 +19,9 @@ class Slot:
     """Where one weight of a checkpoint goes, or the part of it that this rank holds.
 
     ``shape`` is the checkpoint's, whole. ``held`` is this rank's part of it, a slice for each
-    dimension; empty: all. It is in ``parameter``, in the rows from ``start`` on (:meth:`view`).
+    dimension; empty: all. ``runs``, where it is several runs of rows: those instead, in their
+    order. It is in ``parameter``, in the rows from ``start`` on (:meth:`view`), with ``offset``
+    added.
     """
 
     module: nn.Module
@@ -27,10 +29,19 @@ class Slot:
     start: int
     shape: tuple[int, ...]
     held: tuple[slice, ...] = ()
+    runs: tuple[slice, ...] = ()
+    offset: float = 0.0
+
+    def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of ``tensor``, which is whole."""
+        if self.runs:
+            return torch.cat([tensor[run] for run in self.runs])
+        return tensor[self.held] if self.held else tensor
 
     def view(self) -> torch.Tensor:
         """Return the memory of what this rank holds."""
-        rows = self.held[0].stop - self.held[0].start if self.held else self.shape[0]
+        runs = self.runs or self.held[:1]
+        rows = sum(run.stop - run.start for run in runs) if runs else self.shape[0]
         return self.module.get_parameter(self.parameter).narrow(0, self.start, rows)
 
     def fill(self, tensor: torch.Tensor) -> None:
@@ -38,7 +49,10 @@ class Slot:
         moving it to the parameter's device.
         """
         with torch.no_grad():
-            self.view().copy_(tensor[self.held] if self.held else tensor)
+            memory = self.view()
+            memory.copy_(self.part_of(tensor))
+            if self.offset:
+                memory.add_(self.offset)
 
 
 class Projection(nn.Module):
@@ -47,7 +61,8 @@ class Projection(nn.Module):
     ``parts`` maps each layer's name in the checkpoint to its outputs; ``inputs`` and outputs are
     numbers, or the spans of them that this rank computes. Of outputs that are spans this rank's
     come out. Of inputs that are a span this rank's products are a part of the sum: ``group`` adds
-    those of the others.
+    those of the others. ``packed``: the name of the one layer that the checkpoint has instead, its
+    outputs those of the parts side by side.
     """
 
     def __init__(
@@ -58,8 +73,10 @@ class Projection(nn.Module):
         bias: bool,
         operations: Operations,
         group: Communicator | None = None,
+        packed: str | None = None,
     ) -> None:
         super().__init__()
+        self.packed = packed
         self.inputs = _span(inputs)
         self.parts = {name: _span(outputs) for name, outputs in parts.items()}
         outputs = sum(part.size for part in self.parts.values())
@@ -77,27 +94,43 @@ class Projection(nn.Module):
 
     def slots(self, prefix: str) -> dict[str, Slot]:
         """Return the checkpoint's names below ``prefix``."""
+        parameters = ("weight", "bias") if self.bias is not None else ("weight",)
+        if self.packed is not None:
+            return {f"{prefix}{self.packed}.{each}": self._packed_slot(each) for each in parameters}
         found = {}
         start = 0
         for name, outputs in self.parts.items():
-            for parameter in ("weight", "bias") if self.bias is not None else ("weight",):
+            for parameter in parameters:
                 spans = (outputs, self.inputs) if parameter == "weight" else (outputs,)
                 found[f"{prefix}{name}.{parameter}"] = _slot(self, parameter, start, spans)
             start += outputs.size
         return found
 
+    def _packed_slot(self, parameter: str) -> Slot:
+        """Return the slot of this rank's rows of all parts in the checkpoint's one matrix."""
+        runs, first = [], 0
+        for part in self.parts.values():
+            runs.append(slice(first + part.start, first + part.stop))
+            first += part.total
+        shape = (first, self.inputs.total) if parameter == "weight" else (first,)
+        return Slot(module=self, parameter=parameter, start=0, shape=shape, runs=tuple(runs))
+
 
 class Norm(nn.Module):
-    """The scale of an RMS norm, and its epsilon."""
+    """The scale of an RMS norm, and its epsilon. The scale is what the checkpoint has plus
+    ``offset``; with one it is kept in float32, as the sum needs more digits than its parts.
+    """
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.weight_dtype = torch.float32 if offset else None
         self.eps = eps
+        self.offset = offset
 
     def slots(self, name: str) -> dict[str, Slot]:
         """Return the checkpoint's name of the scale."""
-        return {f"{name}.weight": whole(self)}
+        return {f"{name}.weight": evolve(whole(self), offset=self.offset)}
 
 
 class Embedding(nn.Module):

@@ -1,0 +1,89 @@
+"""A mixture of experts as a layer: the router, and the experts' weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from hardpoint.checkpoints.decoder import ExpertsConfig
+from torch import nn
+
+from hardpoint_runtime.forward_context import ForwardContext
+from hardpoint_runtime.models.layers import Projection, Slot
+from hardpoint_runtime.operations import Operations
+from hardpoint_runtime.parallel.seat import Seat
+
+
+class Experts(nn.Module):
+    """The mixture of one layer; of each expert a tensor shard has some inner columns.
+
+    ``gate_up`` has the rows of all experts below each other: of each first its gate's, then its
+    other inner columns'; ``down`` likewise its H outputs.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        config: ExpertsConfig,
+        activate: Callable[[torch.Tensor], torch.Tensor],
+        operations: Operations,
+        seat: Seat,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.hidden = hidden
+        self.inner = seat.share(config.size)
+        self.router = Projection(hidden, {"gate": config.count}, bias=False, operations=operations)
+        rows = config.count * 2 * self.inner.size
+        self.gate_up = nn.Parameter(torch.empty(rows, hidden), requires_grad=False)
+        self.down = nn.Parameter(
+            torch.empty(config.count * hidden, self.inner.size), requires_grad=False
+        )
+        self._activate = activate
+        self._experts = operations.experts
+        self._group = None if self.inner.is_whole else seat.tensor
+
+    def forward(self, x: torch.Tensor, step: ForwardContext) -> torch.Tensor:
+        """Return [T, H] of ``x`` [T, H]."""
+        likely = self.router(x).float().softmax(-1)
+        weights, chosen = likely.topk(self.config.per_token, dim=-1)
+        if self.config.normalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        out = self._experts(
+            x,
+            self.gate_up.view(self.config.count, -1, self.hidden),
+            self.down.view(self.config.count, self.hidden, -1),
+            chosen,
+            weights.to(x.dtype),
+            activate=self._activate,
+            fixed=step.batch_key is not None,
+        )
+        return out if self._group is None else self._group.all_reduce(out)
+
+    def slots(self, prefix: str) -> dict[str, Slot]:
+        """Return the checkpoint's names below ``prefix``, the layer's."""
+        config, size = self.config, self.inner.size
+        prefix = f"{prefix}{config.block}."
+        found = self.router.slots(prefix)
+        for expert in range(config.count):
+            name = f"{prefix}experts.{expert}."
+            first = expert * 2 * size
+            found[f"{name}{config.gate}.weight"] = self._rows("gate_up", first)
+            found[f"{name}{config.up}.weight"] = self._rows("gate_up", first + size)
+            found[f"{name}{config.down}.weight"] = Slot(
+                module=self,
+                parameter="down",
+                start=expert * self.hidden,
+                shape=(self.hidden, config.size),
+                held=() if self.inner.is_whole else (slice(0, self.hidden), self.inner.slice),
+            )
+        return found
+
+    def _rows(self, parameter: str, start: int) -> Slot:
+        return Slot(
+            module=self,
+            parameter=parameter,
+            start=start,
+            shape=(self.config.size, self.hidden),
+            held=() if self.inner.is_whole else (self.inner.slice, slice(0, self.hidden)),
+        )
