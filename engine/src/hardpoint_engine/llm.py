@@ -176,6 +176,24 @@ class LLM:
         )
         return self._stream(tokens, as_one_params(sampling_params))
 
+    def tokenize_chat(
+        self,
+        messages: Messages,
+        *,
+        system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        template_values: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Return the token ids that :meth:`chat` would compute of one conversation."""
+        (tokens,) = self._front.chat_tokens(
+            as_conversations(messages, system, one=True),
+            chat_template,
+            for_template(template_values, tools=tools, add_generation_prompt=add_generation_prompt),
+        )
+        return list(tokens.ids)
+
     def abort(self, request_id: str) -> None:
         """End a request, in whatever state; unknown and finished ids are let pass. Idempotent."""
         self._front.thread.require_own_process()

@@ -1,7 +1,8 @@
-"""``hardpoint generate``, declared. Light: its help must not load the engine."""
+"""``hardpoint generate`` and ``hardpoint chat``, declared. Light: help must not load the engine."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -11,6 +12,15 @@ from hardpoint_engine.cli.command_options import sampling_options
 from hardpoint_engine.cli.interruption import interruptible
 
 
+def chat_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate ``command`` with the flags of a conversation."""
+    template = click.option(
+        "--chat-template", metavar="FILE", help="template to use instead of the model's own"
+    )
+    system = click.option("--system", metavar="TEXT", help="system message before the questions")
+    return system(template(command))
+
+
 @click.command(
     short_help="Answer prompts with a model.",
     context_settings={"max_content_width": 100},
@@ -18,6 +28,7 @@ from hardpoint_engine.cli.interruption import interruptible
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
 @click.option("--raw", is_flag=True, help="continue the text as it is, without a chat template")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON document at the end")
+@chat_options
 @sampling_options
 @configuration_options
 def generate(prompts: tuple[str, ...], raw: bool, as_json: bool, **options: Any) -> None:
@@ -31,4 +42,24 @@ def generate(prompts: tuple[str, ...], raw: bool, as_json: bool, **options: Any)
         from hardpoint_engine.cli.generate_command import run
 
         code = run(prompts, options, raw=raw, as_json=as_json)
+    click.get_current_context().exit(code)
+
+
+@click.command(
+    short_help="Talk with a model.",
+    context_settings={"max_content_width": 100},
+)
+@chat_options
+@sampling_options
+@configuration_options
+def chat(**options: Any) -> None:
+    """Answer each line of standard input through the model's chat template, and keep the turns.
+
+    At a terminal, /help lists the few commands; Ctrl-C stops the answer, Ctrl-D ends. Only answers
+    go to standard output. A conversation that outgrows --max-model-len loses its oldest turns.
+    """
+    with interruptible():
+        from hardpoint_engine.cli.chat_command import run
+
+        code = run(options)
     click.get_current_context().exit(code)

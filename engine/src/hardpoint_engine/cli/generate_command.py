@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from hardpoint.cli_options import given_flags
 from hardpoint.cli_text import one_line
 from hardpoint.config import Config
-from hardpoint.config.loading import load_config
-from hardpoint.errors import HardpointError, InvalidRequestError, RemoteError
-from hardpoint.platform import Platform, RequestView
+from hardpoint.errors import HardpointError, InvalidRequestError
 from hardpoint.sampling_params import SamplingParams
-from hardpoint.selection import default_executor
 
-from hardpoint_engine.build import Choice
 from hardpoint_engine.cli import answer_stream
 from hardpoint_engine.cli.answer_stream import AnswerStream, ClosedOutputError
 from hardpoint_engine.cli.command_options import sampling_of
+from hardpoint_engine.cli.starting import (
+    configuration,
+    executor_name,
+    local_error,
+    log_to_standard_error,
+    read_template,
+    tell,
+    tell_choice,
+)
 from hardpoint_engine.llm import LLM
 from hardpoint_engine.outputs import RequestOutput
-from hardpoint_engine.prompts import numbered, split
+from hardpoint_engine.prompts import numbered
 from hardpoint_engine.result_stream import ResultStream
 
 STANDARD_INPUT = "-"
@@ -39,22 +42,17 @@ def run(prompts: Sequence[str], options: Mapping[str, Any], *, raw: bool, as_jso
     """
     out = AnswerStream()
     texts = read_prompts(prompts, raw=raw)
-    config = load_config(
-        flags=given_flags(options), file=options["config_file"], sets=options["sets"]
-    )
+    chat = _chat_options(options, raw=raw)
+    config = configuration(options)
     sampling = sampling_of(options, seeded=config.model.seed is not None)
     if not as_json:
         refuse_scores(sampling)
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=config.observability.log_level.upper(),
-        format="%(levelname)s %(name)s: %(message)s",
-    )
+    log_to_standard_error(config)
     try:
-        _generate(texts, config, sampling, out, raw=raw, as_json=as_json)
+        _generate(texts, config, sampling, out, chat, as_json=as_json)
     except HardpointError as error:
         out.end_line()
-        raise (local_error(error) if isinstance(error, RemoteError) else error) from None
+        raise local_error(error) from None
     except ClosedOutputError:
         answer_stream.discard_output()
         return answer_stream.CLOSED_PIPE
@@ -66,15 +64,14 @@ def _generate(
     config: Config,
     sampling: SamplingParams,
     out: AnswerStream,
+    chat: Mapping[str, Any] | None,
     *,
-    raw: bool,
     as_json: bool,
 ) -> None:
-    chosen = partial(_tell_choice, sampling=sampling)
-    with LLM.from_config(config, chat=not raw, chosen=chosen) as llm:
+    chosen = partial(tell_choice, sampling=sampling)
+    with LLM.from_config(config, chat=chat is not None, chosen=chosen) as llm:
         streams = [
-            _queue(llm, text, sampling, index, len(texts), raw=raw)
-            for index, text in enumerate(texts)
+            _queue(llm, text, sampling, index, len(texts), chat) for index, text in enumerate(texts)
         ]
         if as_json:
             results = answer_stream.last_results(streams)
@@ -86,13 +83,34 @@ def _generate(
         _tell_of_cuts(results)
 
 
+def _chat_options(options: Mapping[str, Any], *, raw: bool) -> dict[str, Any] | None:
+    """Return what the flags say of conversations, None with --raw."""
+    if not raw:
+        template = read_template(options["chat_template"])
+        return {"system": options["system"], "chat_template": template}
+    for name in ("system", "chat_template"):
+        if options[name] is not None:
+            flag = "--" + name.replace("_", "-")
+            raise InvalidRequestError(
+                f"{flag} is for conversations, and --raw makes none: leave one of them out",
+                field=name,
+                value=options[name],
+            )
+    return None
+
+
 def _queue(
-    llm: LLM, text: str, sampling: SamplingParams, index: int, count: int, *, raw: bool
+    llm: LLM,
+    text: str,
+    sampling: SamplingParams,
+    index: int,
+    count: int,
+    chat: Mapping[str, Any] | None,
 ) -> ResultStream:
     try:
-        if raw:
+        if chat is None:
             return llm.stream(text, sampling)
-        return llm.stream_chat([{"role": "user", "content": text}], sampling)
+        return llm.stream_chat([{"role": "user", "content": text}], sampling, **chat)
     except InvalidRequestError as error:
         raise numbered(error, index, count) from error
 
@@ -127,18 +145,6 @@ def read_standard_input() -> str:
         ) from None
 
 
-def local_error(error: RemoteError) -> HardpointError:
-    """Return what a worker raised as a person wants it: the worker's own sentence if it was raised
-    on purpose, else type and message, without the remote traceback (which goes to the log).
-    """
-    logging.getLogger("hardpoint.generate").info("%s", error)
-    cause = error.__cause__
-    if isinstance(cause, HardpointError):
-        return cause
-    last = error.remote_traceback.strip().rpartition("\n")[2] or error.type_name
-    return HardpointError(f"worker rank {error.rank} failed: {last} (--log-level info shows where)")
-
-
 def refuse_scores(sampling: SamplingParams) -> None:
     """Raise InvalidRequestError for scores that only a document could show."""
     for name in ("logprobs", "prompt_logprobs"):
@@ -151,30 +157,6 @@ def refuse_scores(sampling: SamplingParams) -> None:
             )
 
 
-def executor_name(config: Config, platform: Platform) -> str:
-    """Return the executor's name, or the reference by which it was configured instead."""
-    chosen = config.executor
-    if chosen is None:
-        return default_executor(platform.placement(config))
-    return chosen if isinstance(chosen, str) else f"{chosen.__module__}:{chosen.__qualname__}"
-
-
-def _tell_choice(choice: Choice, sampling: SamplingParams) -> None:
-    """Say what was chosen, and of whom; refuse what the platform would refuse of every prompt."""
-    for name, verdict in choice.verdicts:
-        answer = "unavailable"
-        if verdict.available:
-            answer = "for use by name" if verdict.priority < 0 else "available"
-        _tell(f"platform {name} is {answer}: {one_line(verdict.reason)}")
-    config, platform = choice.config, choice.platform
-    model = "" if config.description is None else config.description.path.name
-    executor = executor_name(config, platform)
-    _tell(f"{model} on platform {platform.name}, executor {executor}")
-    view = RequestView(req_id="", num_prompt_tokens=1, sampling=split(sampling)[0])
-    if (problem := platform.check_request(view)) is not None:
-        raise InvalidRequestError(str(problem), field=problem.key, value=problem.value)
-
-
 def _tell_prompt(texts: Sequence[str], index: int) -> None:
     """Say whose answer comes next, where there are several prompts."""
     if len(texts) > 1:
@@ -184,10 +166,6 @@ def _tell_prompt(texts: Sequence[str], index: int) -> None:
         print(f"== {shown}", file=sys.stderr, flush=True)  # noqa: T201 - a command's own words
 
 
-def _tell(text: str) -> None:
-    print(f"hardpoint: {text}", file=sys.stderr, flush=True)  # noqa: T201 - a command's own words
-
-
 def _tell_of_cuts(results: Sequence[RequestOutput]) -> None:
     if any(answer.finish_reason == "length" for result in results for answer in result.outputs):
-        _tell("an answer ended at its length limit (--max-tokens, --max-model-len)")
+        tell("an answer ended at its length limit (--max-tokens, --max-model-len)")

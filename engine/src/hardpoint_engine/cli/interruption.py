@@ -49,6 +49,22 @@ def _end_later(exit_code: int) -> None:
 
 
 @contextmanager
+def keyboard_interrupts() -> Iterator[None]:
+    """Let each SIGINT in the block raise KeyboardInterrupt and end nothing by itself. Within
+    ``interruptible``, in the main thread; an ignored signal stays ignored.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def interruptible() -> Iterator[None]:
     """Turn the first SIGINT or SIGTERM in the block into Interrupted and the end of the process.
 
