@@ -282,7 +282,9 @@ def hardpoint_ec_connectors() -> Sequence[Offer]:
 
 @hookspec
 def hardpoint_weight_loaders() -> Sequence[Offer]:
-    """Offer weight loaders by format name. Called in workers, once at load.
+    """Offer weight loaders by format name: classes called with a ``ModelDescription`` that give a
+    :class:`hardpoint.checkpoints.WeightSource`, which every platform takes, or what the one
+    platform of the offer takes. Called in workers, once at load.
 
     Example::
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from attrs import frozen
+from attrs import fields_dict, frozen
 
 from hardpoint.capabilities import Capability, Support
 from hardpoint.errors import UnsupportedError
@@ -67,6 +67,9 @@ class Platform(ABC):
     stack, L4 hardware.
     """
 
+    unsupported_parameters: ClassVar[Mapping[str, str]] = {}
+    """Sampling parameter -> why a request that sets it is refused: here it would be ignored."""
+
     def __init__(self, settings: object | None = None) -> None:
         self.settings = settings
 
@@ -98,9 +101,9 @@ class Platform(ABC):
 
     def check_request(self, request: RequestView) -> Problem | None:
         """Return why this request cannot be served, or None; called before queueing. It never edits
-        the request.
+        the request. Here: the first of ``unsupported_parameters`` that it sets.
         """
-        return None
+        return refused(request.sampling, self.unsupported_parameters)
 
     def environment(self, config: Config, placement: Placement) -> Mapping[str, str]:
         """Return variables for every worker process, set before anything heavy is imported."""
@@ -134,3 +137,15 @@ class Platform(ABC):
             raise UnsupportedError(
                 capability.value, f"platform {self.name!r}", reason=support.value
             )
+
+
+def refused(sampling: SamplingParams, reasons: Mapping[str, str]) -> Problem | None:
+    """Return a problem of the first parameter in ``reasons`` (name -> why not) that is set to what
+    is not its default; an empty mapping asks for nothing.
+    """
+    defaults = fields_dict(type(sampling))
+    for name, reason in reasons.items():
+        value = getattr(sampling, name)
+        if value not in (defaults[name].default, {}):
+            return Problem(key=name, value=value, message=f"{reason}.")
+    return None

@@ -8,9 +8,10 @@ import struct
 import jax
 import numpy as np
 import pytest
-from hardpoint.checkpoints import read_description
+from hardpoint.checkpoints import WeightSource, read_description
 from hardpoint.checkpoints.llama import expected_shapes
 from hardpoint.errors import CancelledStepError, CheckpointError, UnsupportedModelError
+from hardpoint.records import Offer
 from hardpoint_tpu.packed import (
     PLAIN,
     pairs_to_halves,
@@ -20,7 +21,7 @@ from hardpoint_tpu.packed import (
 from hardpoint_tpu.params import all_recipes, load_params, needed_shapes, whole_tensors
 from hardpoint_tpu.programs import make_mesh
 from hardpoint_tpu.shape import ModelShape
-from hardpoint_tpu.weights import RandomSource, WeightSource, open_weights
+from hardpoint_tpu.weights import RandomSource, open_weights
 
 
 def test_q8_0_is_scale_times_bytes():
@@ -208,6 +209,34 @@ def test_a_type_that_is_no_weight_is_refused_by_name(description, tmp_path):
     found = write_folder(tmp_path, {n: t.astype(np.int32) for n, t in held.tensors.items()}, "I32")
     with pytest.raises(UnsupportedModelError, match="is of type I32, which is not read here"):
         open_weights(found)
+
+
+class Loaded(Held):
+    """A loader as a plugin offers it, in half precision."""
+
+    def __init__(self, description):
+        super().__init__(
+            {n: t.astype(np.float16) for n, t in source_for(description).tensors.items()}
+        )
+
+
+def offered(reference):
+    return {"dummy": Offer(name="dummy", reference=reference)}
+
+
+def test_a_plugins_loader_wins_for_its_format(description):
+    made = description()
+    source = open_weights(made, offers=offered(f"{__name__}:Loaded"))
+    assert isinstance(source, Loaded)
+    params = load(source, made)
+    found = dict(whole_tensors(params, ModelShape.of(made, 1)))
+    assert {array.dtype.name for array in params.arrays()} == {"float32"}
+    assert all((found[name] == tensor).all() for name, tensor in source.tensors.items())
+
+
+def test_a_loader_for_torch_is_refused_by_name(description):
+    with pytest.raises(UnsupportedModelError, match=r"'builtins:id' .* gives int, and here a"):
+        open_weights(description(), offers=offered("builtins:id"))
 
 
 def test_an_unknown_format_is_refused(description):

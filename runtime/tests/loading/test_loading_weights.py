@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from hardpoint.checkpoints import read_description
+from hardpoint.checkpoints import WeightSource, read_description
 from hardpoint.checkpoints.gguf_metadata import Cursor
 from hardpoint.checkpoints.tensor_file import TensorFile
 from hardpoint.errors import CheckpointError, UnsupportedModelError
@@ -251,19 +251,34 @@ class OneTensor(Weights):
         pass
 
 
+class OneArray(WeightSource):
+    """One for any platform, without torch."""
+
+    def __init__(self, description) -> None:
+        self.shapes = {"only": (2,)}
+
+    def read(self, name):
+        return np.full(self.shapes[name], 5, np.float16)
+
+    def close(self) -> None:
+        pass
+
+
 class Registry:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, loader: type = OneTensor) -> None:
         self.name = name
+        self.loader = loader.__name__
         self.asked: list[tuple[str, str]] = []
 
     def offers(self, hook_name, platform_name):
         self.asked.append((hook_name, platform_name))
-        return {self.name: Offer(name=self.name, reference=f"{__name__}:OneTensor")}
+        return {self.name: Offer(name=self.name, reference=f"{__name__}:{self.loader}")}
 
 
-def test_a_plugins_loader_wins_for_its_format_and_unknown_formats_are_refused():
+@pytest.mark.parametrize("loader", [OneTensor, OneArray])
+def test_a_plugins_loader_wins_for_its_format_and_unknown_formats_are_refused(loader):
     description = read_description("dummy", "dummy")
-    registry = Registry("dummy")
+    registry = Registry("dummy", loader)
     with open_weights(description, registry=registry, platform_name="acme") as weights:
         assert [(n, t.tolist()) for n, t in weights.iterate(torch.float32)] == [("only", [5, 5])]
     assert registry.asked == [("hardpoint_weight_loaders", "acme")]

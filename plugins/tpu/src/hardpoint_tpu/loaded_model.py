@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from hardpoint.checkpoints.description import ModelDescription
+from hardpoint.checkpoints import ModelDescription, WeightSource
 from hardpoint.errors import LifecycleError
 from hardpoint.records import LoadReport
 from jax.sharding import Mesh
@@ -24,7 +24,6 @@ from hardpoint_tpu.params import (
     whole_tensors,
 )
 from hardpoint_tpu.shape import ModelShape
-from hardpoint_tpu.weights import WeightSource
 
 
 class LoadedModel:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 import jax
 import numpy as np
 from attrs import evolve, frozen
-from hardpoint.checkpoints import read_description
+from hardpoint.checkpoints import WeightSource, read_description
 from hardpoint.checkpoints.sharded_state import SHARDED_STATE
 from hardpoint.errors import CancelledStepError, HardpointError, LifecycleError, UnsupportedError
 from hardpoint.kv_cache import KVCacheSpec
@@ -41,7 +41,7 @@ from hardpoint_tpu.sampler import Sampler
 from hardpoint_tpu.sampling import build_sampling, grammar_masks
 from hardpoint_tpu.shape import ModelShape
 from hardpoint_tpu.sharded_state import ShardedStateSource
-from hardpoint_tpu.weights import WeightSource, open_weights
+from hardpoint_tpu.weights import open_weights
 
 if TYPE_CHECKING:
     from hardpoint.checkpoints.description import ModelDescription
@@ -383,7 +383,8 @@ class TpuModelRunner(ModelRunner):
         model = self.get_model()
         if model.description.format == SHARDED_STATE:
             return ShardedStateSource(model.description, model.dtype.name, model.tensor_shapes)
-        return open_weights(model.description, self.config.model.seed or 0)
+        offers = self.registry.offers("hardpoint_weight_loaders", self.platform.name)
+        return open_weights(model.description, self.config.model.seed or 0, offers)
 
     def _abandon_waiting(self, plan: SchedulerOutput) -> None:
         """A step that waits for sampling may only be left behind if all its requests are gone."""

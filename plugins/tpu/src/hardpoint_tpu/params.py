@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from attrs import frozen
 from hardpoint.checkpoints.tables import shown, some
+from hardpoint.checkpoints.weight_source import WeightSource
 from hardpoint.errors import CancelledStepError, CheckpointError
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from hardpoint_tpu.heads import PADDING, padded_rows
 from hardpoint_tpu.model import AXIS
 from hardpoint_tpu.packed import Floats
 from hardpoint_tpu.shape import ModelShape
-from hardpoint_tpu.weights import WeightSource
+from hardpoint_tpu.weights import as_floats
 
 Indices = NDArray[np.int64]
 
@@ -202,7 +203,7 @@ def load_params(
     def load(recipe: Recipe) -> jax.Array:
         if cancelled():
             raise CancelledStepError("loading was ended before the model was complete")
-        tensors = [source.read(name) for name in recipe.names]
+        tensors = [as_floats(source.read(name)) for name in recipe.names]
         return placed(recipe.assemble(tensors).astype(dtype, copy=False), mesh, recipe.spec)
 
     outer, *layers = ({name: load(each) for name, each in table.items()} for table in recipes)

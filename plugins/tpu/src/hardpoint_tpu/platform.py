@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from hardpoint.capabilities import NOT_YET, YES, Capability, Support
 from hardpoint.errors import HardpointError
-from hardpoint.platform import Platform, RequestView
+from hardpoint.platform import Platform
 from hardpoint.records import Device, ForkSafety, Limits, Placement, Problem, Verdict
 
 from hardpoint_tpu.buckets import LEAST_TILE, BucketError, Buckets, covering, powers, token_shape
@@ -18,7 +18,6 @@ from hardpoint_tpu.shape import ModelShape
 
 if TYPE_CHECKING:
     from hardpoint.config import Config
-    from hardpoint.sampling_params import SamplingParams
 
 OFFERED = frozenset(
     {
@@ -55,6 +54,11 @@ class TpuPlatform(Platform):
     model_runner_class: ClassVar[str] = "hardpoint_tpu.model_runner:TpuModelRunner"
     capabilities: ClassVar[Mapping[Capability, Support]] = {
         capability: YES if capability in OFFERED else NOT_YET for capability in Capability
+    }
+    unsupported_parameters: ClassVar[Mapping[str, str]] = {
+        "prompt_logprobs": "log-probabilities of prompt tokens are not computed yet",
+        "structured_outputs": "no grammar library is connected yet",
+        "extra_args": "no logits processor is there to take them",
     }
     support_level: ClassVar[str] = "L3"
     silent_after: ClassVar[float] = 300.0
@@ -142,10 +146,6 @@ class TpuPlatform(Platform):
         """Return what of the model and of the plugin's own settings cannot be honoured."""
         return tuple(self._problems(config))
 
-    def check_request(self, request: RequestView) -> Problem | None:
-        """Refuse sampling parameters that are not honoured yet."""
-        return unsupported(request.sampling)
-
     def environment(self, config: Config, placement: Placement) -> Mapping[str, str]:
         """On the CPU of a machine with libtpu, keep JAX from taking the TPUs."""
         around = self.surroundings or Surroundings()
@@ -206,26 +206,3 @@ class TpuPlatform(Platform):
                 ModelShape.of(config.description, 1)  # how heads are spread is judged for all
             except HardpointError as error:
                 yield Problem(key="model", value=config.model.model, message=f"{error}.")
-
-
-NOT_HONOURED = {
-    "n": "one answer per request is computed; send the request several times, with other seeds",
-    "prompt_logprobs": "log-probabilities of prompt tokens are not computed yet",
-    "structured_outputs": "no grammar library is connected yet",
-    "extra_args": "no logits processor is there to take them",
-}
-"""Parameter -> why it is refused."""
-
-
-def unsupported(sampling: SamplingParams) -> Problem | None:
-    """Return the first parameter that would be ignored if the request were run, or None."""
-    asked = {
-        "n": sampling.n != 1,
-        "prompt_logprobs": sampling.prompt_logprobs is not None,
-        "structured_outputs": bool(sampling.structured_outputs),
-        "extra_args": bool(sampling.extra_args),
-    }
-    for name, reason in NOT_HONOURED.items():
-        if asked[name]:
-            return Problem(key=name, value=getattr(sampling, name), message=f"{reason}.")
-    return None

@@ -19,11 +19,12 @@ from hardpoint.checkpoints.safetensors import FLOAT_TYPES, SafetensorsFile
 from hardpoint.checkpoints.safetensors_writer import FileTable, SafetensorsWriter
 from hardpoint.checkpoints.sharded_state import MANIFEST, check_files, located, read_manifest
 from hardpoint.checkpoints.tables import some
+from hardpoint.checkpoints.weight_source import WeightSource
 from hardpoint.errors import CancelledStepError, CheckpointError
 from hardpoint.records import SavedFile, SavedTensor
 
 from hardpoint_tpu.packed import Floats
-from hardpoint_tpu.weights import WeightSource, read_entry
+from hardpoint_tpu.weights import read_entry
 
 if TYPE_CHECKING:
     from hardpoint.records import WorkerContext

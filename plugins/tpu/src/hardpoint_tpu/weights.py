@@ -7,9 +7,7 @@ own reads, so that a file that somebody shortens is an error and not the end of 
 from __future__ import annotations
 
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Self
 
 import numpy as np
 from hardpoint.checkpoints.description import ModelDescription
@@ -21,32 +19,19 @@ from hardpoint.checkpoints.safetensors import SafetensorsCheckpoint
 from hardpoint.checkpoints.tables import TensorEntry
 from hardpoint.checkpoints.tensor_file import TensorFile
 from hardpoint.checkpoints.unpacking import READ_TYPES
+from hardpoint.checkpoints.weight_source import HostArray, WeightSource, offered_source
 from hardpoint.checkpoints.weight_tables import gguf_weights, safetensors_weights
 from hardpoint.errors import UnsupportedModelError
+from hardpoint.records import Offer
 
 from hardpoint_tpu.packed import PLAIN, Floats, pairs_to_halves, unpack
 
 DEVIATION = 0.02
 
 
-class WeightSource(ABC):
-    """``shapes`` maps each tensor's name to its shape, in the order of the disk. A context."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-
-    @abstractmethod
-    def read(self, name: str) -> Floats:
-        """Return a tensor as float32, the caller's own; KeyError if there is none of that name."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the files. A second call does nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def as_floats(array: HostArray) -> Floats:
+    """Return an array of a source as float32."""
+    return np.from_dlpack(array).astype(np.float32, copy=False)
 
 
 def read_entry(file: TensorFile, entry: TensorEntry) -> Floats:
@@ -144,10 +129,16 @@ class RandomSource(WeightSource):
         """Nothing is open."""
 
 
-def open_weights(description: ModelDescription, seed: int = 0) -> WeightSource:
-    """Open the weights of a described model; ``seed`` is for ``dummy``. Raises CheckpointError, and
-    UnsupportedModelError for a format or a tensor type that is not known here.
+def open_weights(
+    description: ModelDescription, seed: int = 0, offers: Mapping[str, Offer] | None = None
+) -> WeightSource:
+    """Open the weights of a described model; ``seed`` is for ``dummy``. A loader among ``offers``
+    for its format wins. Raises CheckpointError, and UnsupportedModelError for a format or a tensor
+    type that is not known here.
     """
+    offered: WeightSource | None = offered_source(offers or {}, description)
+    if offered is not None:
+        return offered
     if description.format == "gguf":
         return GGUFSource(description)
     if description.format == "safetensors":

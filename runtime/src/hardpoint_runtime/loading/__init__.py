@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from hardpoint.checkpoints.description import ModelDescription
+from hardpoint.checkpoints.weight_source import offered_source
 from hardpoint.errors import UnsupportedModelError
-from hardpoint.references import resolve
 
 from hardpoint_runtime.loading.gguf import GGUFWeights
 from hardpoint_runtime.loading.model_loading import LoadableModel, check_weights, load_into
 from hardpoint_runtime.loading.random import RandomWeights
 from hardpoint_runtime.loading.safetensors import SafetensorsWeights
+from hardpoint_runtime.loading.source import SourceWeights
 from hardpoint_runtime.loading.weights import Weights
 from hardpoint_runtime.operations import Offers
 
@@ -29,15 +28,15 @@ def open_weights(
 
     Tables are read again and checked, and every tensor's type is known to be readable, before the
     first byte of data is touched. ``seed`` is for ``dummy``, whose weights are random. A loader
-    that a plugin offers for the description's format (hook ``hardpoint_weight_loaders``: a class
-    called with the description) wins over the built-in one. Raises CheckpointError, and
-    UnsupportedModelError for a format or tensor type that is not known.
+    that a plugin offers for the description's format (hook ``hardpoint_weight_loaders``: it gives
+    a WeightSource, or Weights if it is offered for torch platforms alone) wins over the built-in
+    one. Raises CheckpointError, and UnsupportedModelError for a format or tensor type that is not
+    known.
     """
     offers = registry.offers("hardpoint_weight_loaders", platform_name) if registry else {}
-    if description.format in offers:
-        loader: Callable[[ModelDescription], Weights]
-        loader = resolve(offers[description.format].reference)
-        return loader(description)
+    offered = offered_source(offers, description, Weights)
+    if offered is not None:
+        return offered if isinstance(offered, Weights) else SourceWeights(offered)
     if description.format == "gguf":
         return GGUFWeights(description)
     if description.format == "safetensors":

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hardpoint.records import Problem
+from hardpoint.platform import refused
 
 if TYPE_CHECKING:
+    from hardpoint.records import Problem
     from hardpoint.sampling_params import SamplingParams
 
 NOT_YET = {
@@ -22,11 +23,4 @@ NOT_YET = {
 
 def unsupported(sampling: SamplingParams) -> Problem | None:
     """Return the first parameter that would be ignored if the request were run, or None."""
-    asked = {
-        "structured_outputs": bool(sampling.structured_outputs),
-        "extra_args": bool(sampling.extra_args),
-    }
-    for name, reason in NOT_YET.items():
-        if asked[name]:
-            return Problem(key=name, value=getattr(sampling, name), message=f"{reason}.")
-    return None
+    return refused(sampling, NOT_YET)
