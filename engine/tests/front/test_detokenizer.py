@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from hardpoint_engine.text.detokenizer import WindowDetokenizer
-from hardpoint_engine.text.tokenizer_bytes import ByteTokenizer
 from hardpoint_engine.text.spelling import ALPHABET, piece_bytes
+from hardpoint_engine.text.tokenizer_bytes import ByteTokenizer
 from hardpoint_engine.text.vocabulary import Vocabulary
 from hypothesis import given
 from hypothesis import strategies as st

@@ -129,7 +129,8 @@ class _Reader:
     def _unsupported(self, key: str, value: str, known: Any) -> UnsupportedModelError:
         return UnsupportedModelError(
             f"{self.path}: tokenizer.ggml.{key} is {shown(value)}; known here: "
-            f"{', '.join(known)}. Name a folder with the model's tokenizer.json with the key tokenizer (--tokenizer)"
+            f"{', '.join(known)}. Name a folder with the model's tokenizer.json with the key "
+            "tokenizer (--tokenizer)"
         )
 
     def _text(self, key: str, default: str) -> str:
