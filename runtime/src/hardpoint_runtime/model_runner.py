@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from attrs import evolve
 from hardpoint.checkpoints.sharded_state import SHARDED_STATE
 from hardpoint.errors import HardpointError, LifecycleError, UnsupportedError
 from hardpoint.messages import ModelRunnerOutput, StepTicket
@@ -38,7 +39,7 @@ from hardpoint_runtime.loading import load_into, open_weights
 from hardpoint_runtime.loading.sharded_state import load_sharded_state
 from hardpoint_runtime.memory.kv_cache import KVCache
 from hardpoint_runtime.memory.workspace import Workspace
-from hardpoint_runtime.models import build_model
+from hardpoint_runtime.models import attention_needs, build_model
 from hardpoint_runtime.operations import resolve as resolve_operations
 from hardpoint_runtime.parallel.pipeline import StageLine
 from hardpoint_runtime.parallel.seat import ALONE, Seat
@@ -115,13 +116,16 @@ class TorchModelRunner(ModelRunner):
             "head_size": description.head_size,
             "num_heads": heads.query.size,
             "num_kv_heads": heads.kv.size,
+            **attention_needs(description),
         }
         return resolve_operations(self.registry, self.platform.name, needs)
 
     def make_model(self, operations: Operations) -> LanguageModel:
-        """Construct the model on the device, its weights not yet defined."""
+        """Construct the model on the device, its weights not yet defined. Its context length is
+        what is served: some turn positions otherwise for a longer one.
+        """
         return build_model(
-            self.description,
+            evolve(self.description, context_length=self.max_model_len),
             operations,
             self.device,
             self.dtype,

@@ -92,7 +92,11 @@ def tiny(**more) -> ModelDescription:
 def make_context() -> Callable[..., WorkerContext]:
     def make(*, description=None, cancelled=lambda: False, **more) -> WorkerContext:
         config = Config(
-            model=ModelConfig(dtype=more.pop("dtype", "float32"), seed=3),
+            model=ModelConfig(
+                dtype=more.pop("dtype", "float32"),
+                seed=3,
+                max_model_len=more.pop("max_model_len", None),
+            ),
             cache=CacheConfig(block_size=more.pop("block_size", 4)),
             scheduler=SchedulerConfig(
                 max_num_seqs=more.pop("max_num_seqs", 8),

@@ -57,6 +57,8 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-windows": ("Qwen2", {**WINDOWS, "use_sliding_window": True, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 24}),
     "phi3": ("Phi3", WINDOWS),
+    "phi3-short": ("Phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 96}),
+    "phi3-long": ("Phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 96}),
     "gemma": ("Gemma", {"head_dim": 24}),
     "gemma2": ("Gemma2", {**WINDOWS, "head_dim": 24, "query_pre_attn_scalar": 20}),
     "gemma3": ("Gemma3", {**WINDOWS, "head_dim": 24, "query_pre_attn_scalar": 20}),

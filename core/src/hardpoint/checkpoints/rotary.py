@@ -63,10 +63,12 @@ def read_rotary(
 ) -> RotaryConfig:
     """Read ``rope_parameters``, or ``rope_scaling`` and ``rope_theta``; where there is a table for
     each type of layer, that of ``layer_type``. ``partial``: heads may be turned in part.
+    ``context_length`` is that of the model where the configuration does not say it.
 
     Raises CheckpointError for a value that cannot be, UnsupportedModelError for a rule that is not
     known.
     """
+    context_length = fields.integer("max_position_embeddings", context_length)
     rope = _table(fields, layer_type)
     kind = rope.text("rope_type") or rope.text("type") or "default"
     kind = SPELLINGS.get(kind, kind)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import torch
 from hardpoint.checkpoints.decoder_architectures import ARCHITECTURES as DECODERS
+from hardpoint.checkpoints.decoder_architectures import decoder_config
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.errors import UnsupportedError, UnsupportedModelError
 from hardpoint.references import resolve
@@ -21,6 +22,20 @@ ARCHITECTURES: Mapping[str, str] = dict.fromkeys(
     DECODERS, "hardpoint_runtime.models.decoder:DecoderForCausalLM"
 )
 """Architecture (the Hugging Face class name) -> reference of its built-in model."""
+
+
+def attention_needs(description: ModelDescription) -> Mapping[str, object]:
+    """Return which options of the operation ``attention`` a built-in model gives: ``window`` and
+    ``softcap``, true or false. For the ``supports`` of what plugins offer.
+    """
+    try:
+        config = decoder_config(description)
+    except UnsupportedModelError:
+        config = None  # a plugin may know the variant; if not, building the model says so
+    return {
+        "window": config is not None and any(each.window is not None for each in config.layers),
+        "softcap": config is not None and config.attention_cap is not None,
+    }
 
 
 def build_model(
