@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attrs import evolve
-from hardpoint.checkpoints.llama import expected_shapes
+from hardpoint.checkpoints.decoder_tensors import expected_shapes
 from hardpoint.errors import CheckpointError, ConfigError, LifecycleError, UnsupportedError
 from hardpoint.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheTensor
 from hardpoint_runtime.attention.builder import AttentionMetadataBuilder
@@ -30,16 +30,7 @@ def whole_tensor(index, shape, dtype=torch.float32):
 
 
 def whole_weights(description):
-    shapes = dict(expected_shapes(description))
-    for index in range(description.num_layers):
-        prefix = f"model.layers.{index}."
-        for key, parts in (
-            ("attention_bias", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-                                "self_attn.o_proj")),
-            ("mlp_bias", ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")),
-        ):  # fmt: skip
-            for part in parts if description.hf_config.get(key) else ():
-                shapes[f"{prefix}{part}.bias"] = shapes[f"{prefix}{part}.weight"][:1]
+    shapes = expected_shapes(description)
     return {name: whole_tensor(index, shape) for index, (name, shape) in enumerate(shapes.items())}
 
 
@@ -65,6 +56,30 @@ def seats_of(tensor, pipeline):
     return [Seat(topology=topology, rank=rank) for rank in range(topology.size)]
 
 
+EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 10, "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+}  # fmt: skip
+VARIANTS = {
+    "MistralForCausalLM": {"sliding_window": 4},
+    "MixtralForCausalLM": {"num_local_experts": 3},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {},
+    "Qwen3MoeForCausalLM": EXPERTS,
+    "Phi3ForCausalLM": {"partial_rotary_factor": 0.5},
+    "GemmaForCausalLM": {},
+    "Gemma2ForCausalLM": {"sliding_window": 4},
+    "Gemma3ForCausalLM": {"sliding_window": 4},
+}
+"""Every architecture but Llama, in the same odd shape."""
+
+
+def varied(description, architecture):
+    changes = {"tie_word_embeddings": "Gemma" in architecture, **VARIANTS[architecture]}
+    config = {**description.hf_config, **changes}
+    return evolve(description, architecture=architecture, hf_config=config)
+
+
 def tied(description, value):
     return evolve(description, hf_config={**description.hf_config, "tie_word_embeddings": value})
 
@@ -72,7 +87,17 @@ def tied(description, value):
 @pytest.mark.parametrize(("tensor", "pipeline"), SEATS)
 @pytest.mark.parametrize("tie", [True, False])
 def test_the_parts_together_are_the_checkpoint_bit_for_bit(odd_llama, tensor, pipeline, tie):
-    description = tied(odd_llama, tie)
+    require_whole(tied(odd_llama, tie), tensor, pipeline)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(3, 1), (6, 2)])
+@pytest.mark.parametrize("architecture", VARIANTS)
+def test_so_they_are_for_every_architecture(odd_llama, tensor, pipeline, architecture):
+    require_whole(varied(odd_llama, architecture), tensor, pipeline)
+
+
+def require_whole(description, tensor, pipeline):
+    """Fail unless each weight is on some ranks, and together there whole."""
     weights = whole_weights(description)
     ramps = {
         name: torch.arange(tensor.numel(), dtype=torch.float32).view(tensor.shape)
@@ -84,9 +109,9 @@ def test_the_parts_together_are_the_checkpoint_bit_for_bit(odd_llama, tensor, pi
         for name in check_weights(model, Given(weights)):
             model.load_weight(name, ramps[name])
         for name, slot in model.weight_slots().items():
-            held = slot.held or tuple(slice(0, size) for size in slot.shape)
-            assert torch.equal(slot.view(), ramps[name][held]), name
-            covered[name][held] = True
+            assert torch.equal(slot.view(), slot.part_of(ramps[name]) + slot.offset), name
+            for held in slot.runs or [slot.held or slice(None)]:
+                covered[name][held] = True
     assert all(bool(each.all()) for each in covered.values())
 
 
@@ -208,6 +233,20 @@ def seated(memory_ranks, tensor, pipeline, world):
 def test_logits_equal_those_of_one_rank(odd_llama, memory_ranks, failing, tensor, pipeline, biases):
     more = {"attention_bias": biases, "mlp_bias": biases}
     description = evolve(odd_llama, hf_config={**odd_llama.hf_config, **more})
+    require_equal(description, memory_ranks, failing, tensor, pipeline)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("architecture", VARIANTS)
+def test_so_they_do_for_every_architecture(
+    odd_llama, memory_ranks, failing, tensor, pipeline, architecture
+):
+    description = varied(odd_llama, architecture)
+    require_equal(description, memory_ranks, failing, tensor, pipeline)
+
+
+def require_equal(description, memory_ranks, failing, tensor, pipeline):
+    """Fail unless all ranks of the last stage have the logits that one rank has alone."""
     expected = Runs(loaded(description)).run()
 
     def run(world):
