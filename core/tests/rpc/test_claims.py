@@ -141,3 +141,15 @@ def test_a_cancelled_future_wakes_who_waits(table):
     future.add_done_callback(lambda _: heard.set())
     assert future.cancel()
     assert heard.wait(0)
+
+
+def test_a_failure_of_all_takes_back_what_nobody_has_begun(table, board):
+    """A worker that was stopped meanwhile, and goes on, must not do what was given up."""
+    calls = [Call(call_id=table.next_id(), generation=0, method="x", queued=True) for _ in range(3)]
+    futures = [table.open(call, 2).future for call in calls]
+    first, second = board[1]
+    assert first.begin(calls[0].call_id)
+    table.fail_all(ZeroDivisionError())
+    assert [type(future.exception(0)) for future in futures] == [ZeroDivisionError] * 3
+    assert [second.begin(call.call_id) for call in calls] == [True, False, False]
+    assert not first.begin(calls[1].call_id)

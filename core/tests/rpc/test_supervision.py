@@ -118,7 +118,7 @@ def test_a_rank_that_does_not_acknowledge_fails_the_group_by_the_first_error():
     assert "boom" in str(fail.error)
     assert "[0]" in str(fail.error)
     assert group.kinds() == [Fail, EndCollectives]
-    assert group.actions[1][1].ranks == (0, 1, 2)
+    assert group.actions[1][1] == EndCollectives(ranks=(0, 1, 2), work=True)
 
 
 def test_a_rank_that_does_not_leave_its_collective_is_killed():
@@ -350,7 +350,7 @@ def test_of_several_busy_ranks_the_one_that_does_not_leave_is_blamed():
         group.busy[rank] = (group.now, "execute_model")
     group.run(2.1)
     assert group.kinds() == [EndCollectives]
-    assert group.actions[0][1].ranks == (0, 1, 2)
+    assert group.actions[0][1] == EndCollectives(ranks=(0, 1, 2), work=False)
     group.busy = {1: group.busy[1]}
     group.run(LEAVE_WAIT)
     assert group.kinds() == [EndCollectives, DumpStack]

@@ -18,9 +18,13 @@ class Fail:
 
 @frozen(kw_only=True)
 class EndCollectives:
-    """Have these ranks leave whatever they wait for each other in."""
+    """Have these ranks leave whatever they wait for each other in.
+
+    ``work`` says that they shall begin no other call either: what was sent to them is given up.
+    """
 
     ranks: tuple[int, ...]
+    work: bool = False
 
 
 @frozen(kw_only=True)

@@ -215,13 +215,15 @@ class CallTable:
 
     def fail_all(self, error: BaseException) -> None:
         """End every open call with ``error`` and open no more (the executor failed or was shut
-        down).
+        down). What is queued and was begun nowhere will run nowhere.
         """
         with self._lock:
             self._closed = self._closed or error
             gathers = list(self._open.values())
             self._open.clear()
         for gather in gathers:
+            if self.claims is not None and gather.call.queued:
+                self.claims.take_back(gather.call.call_id)
             gather.finish(error=error)
 
     @property

@@ -385,5 +385,5 @@ class Supervisor:
         self.failure = error
         self._acquit()
         left = tuple(rank for rank, state in enumerate(self._ranks) if not state.gone)
-        told: list[Action] = [EndCollectives(ranks=left)] if left else []
+        told: list[Action] = [EndCollectives(ranks=left, work=True)] if left else []
         return [Fail(error=error), *told]  # in this order: what ends of it comes after its cause

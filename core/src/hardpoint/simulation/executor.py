@@ -213,7 +213,8 @@ class SimulatedExecutor(Executor):
                 self.fail(action.error)
             elif isinstance(action, EndCollectives):
                 for rank in action.ranks:
-                    self._send_control(rank, Leave(generation=self.generation))
+                    leave = Leave(generation=self.generation, work=action.work)
+                    self._send_control(rank, leave)
             elif isinstance(action, DumpStack):
                 self._fetch_stack(action.rank)
             elif isinstance(action, Kill):

@@ -290,8 +290,9 @@ class WorkerGroup:
             with self._changed:
                 self._changed.notify_all()
         elif isinstance(action, EndCollectives):
+            order = Order.CANCEL if action.work else Order.END_COLLECTIVES
             for rank in action.ranks:
-                self._workers[rank].lane.order(Order.END_COLLECTIVES)
+                self._workers[rank].lane.order(order)
         elif isinstance(action, DumpStack):
             self._ask_for_stack(self._workers[action.rank], last=action.last)
         elif isinstance(action, Kill):
