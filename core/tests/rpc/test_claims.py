@@ -58,6 +58,22 @@ def test_nothing_can_be_taken_back_once_closed():
     assert not claims.begun(1)
 
 
+def test_a_slot_is_not_used_again_while_a_worker_is_about_to_look_at_it(board):
+    claims, (first, second) = board
+    assert claims.take_back(7)
+    assert not second.begin(7)
+    fence, again = first._fence, []
+
+    def looked_at_later():
+        fence()
+        again.append(claims.take_back(7 + SLOTS))
+
+    first._fence = looked_at_later
+    assert not first.begin(7)
+    assert again == [False]
+    assert claims.take_back(7 + SLOTS)
+
+
 def race(fd, rank, calls, answers):
     """In a process of its own: begin every call; write down which."""
     claims = WorkerClaims(fd, 2, rank)

@@ -21,6 +21,7 @@ SLOTS = 256
 
 _ASKED, _TAKEN, _KEPT = 1, 2, 3
 _BITS, _STATE = 2, 3
+"""A state is a call's id and one of these; a rank's word is a call's id and whether it is past it."""
 
 
 def _size(world_size: int) -> int:
@@ -68,13 +69,13 @@ class CallerClaims:
         """Whether some worker has begun the call (or skipped it)."""
         if self._memory.fd < 0:
             return False
-        words, slot = self._memory.words, call_id % SLOTS
-        return any(words[(1 + rank) * SLOTS + slot] >= call_id for rank in range(self._world_size))
+        words, slot, entered = self._memory.words, call_id % SLOTS, call_id << 1
+        return any(words[(1 + rank) * SLOTS + slot] >= entered for rank in range(self._world_size))
 
     def _passed(self, call_id: int) -> bool:
-        """Whether every worker has come to the call, and skipped it."""
-        words, slot = self._memory.words, call_id % SLOTS
-        return all(words[(1 + rank) * SLOTS + slot] >= call_id for rank in range(self._world_size))
+        """Whether every worker has come to the call, seen that it was taken, and skipped it."""
+        words, slot, left = self._memory.words, call_id % SLOTS, call_id << 1 | 1
+        return all(words[(1 + rank) * SLOTS + slot] >= left for rank in range(self._world_size))
 
     def close(self) -> None:
         """Give the memory back; no call can be taken back then. Idempotent."""
@@ -118,15 +119,16 @@ class WorkerClaims:
     def begin(self, call_id: int) -> bool:
         """Claim the call for the workers; False if the caller took it back: it runs nowhere."""
         words, slot = self._words, call_id % SLOTS
-        words[self._own + slot] = call_id
+        words[self._own + slot] = call_id << 1
         self._fence()
-        found = words[slot]
-        if found >> _BITS != call_id:
-            return True
-        while found & _STATE == _ASKED:
-            os.sched_yield()
-            found = words[slot]
-        return found & _STATE == _KEPT
+        found, kept = words[slot], True
+        if found >> _BITS == call_id:
+            while found & _STATE == _ASKED:
+                os.sched_yield()
+                found = words[slot]
+            kept = found & _STATE == _KEPT
+        words[self._own + slot] = call_id << 1 | 1  # only now may the slot be another call's
+        return kept
 
     def close(self) -> None:
         """Give the memory back. Idempotent."""
