@@ -11,7 +11,7 @@ import zlib
 import numpy as np
 import pytest
 from hardpoint.checkpoints import read_description
-from hardpoint.checkpoints.llama import expected_shapes
+from hardpoint.checkpoints.decoder_tensors import expected_shapes
 from hardpoint.checkpoints.sharded_state import MANIFEST
 from hardpoint.config.loading import load_config
 from hardpoint.errors import CheckpointError, ConfigError, RemoteError

@@ -13,7 +13,7 @@ from hashlib import sha256
 import pytest
 from attrs import evolve
 from hardpoint.checkpoints import read_description
-from hardpoint.checkpoints.llama import expected_shapes
+from hardpoint.checkpoints.decoder_tensors import expected_shapes
 from hardpoint.checkpoints.safetensors import SafetensorsFile
 from hardpoint.checkpoints.safetensors_writer import FileTable, SafetensorsWriter
 from hardpoint.checkpoints.saving import Saving

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from hardpoint.checkpoints import WeightSource, read_description
-from hardpoint.checkpoints.llama import expected_shapes
+from hardpoint.checkpoints.decoder_tensors import expected_shapes
 from hardpoint.errors import CancelledStepError, CheckpointError, UnsupportedModelError
 from hardpoint.records import Offer
 from hardpoint_tpu.packed import (

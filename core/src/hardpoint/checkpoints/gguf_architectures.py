@@ -83,6 +83,8 @@ class GGUFArchitecture:
     comes from. ``implied_bias``: queries, keys and values have a bias of which a config.json does
     not speak.
 
+    ``partly_rotated``: the heads may be, by ``rope.dimension_count``.
+
     ``whole`` and ``real`` map optional metadata keys, without the architecture's prefix, to those
     of a config.json; ``fixed`` are values of the config that the format does not record.
     ``width_scaled_depth``: the depth of the one size whose queries are scaled by hidden size over
@@ -96,6 +98,7 @@ class GGUFArchitecture:
     rotary_pairs: bool = False
     norms_plus_one: bool = False
     implied_bias: bool = False
+    partly_rotated: bool = False
     row_vectors: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     whole: Mapping[str, str] = field(factory=dict)
@@ -181,6 +184,7 @@ ARCHITECTURES: Final = MappingProxyType(
         "phi3": GGUFArchitecture(
             hf_class="Phi3ForCausalLM",
             model_type="phi3",
+            partly_rotated=True,
             layer={
                 **_TWO_NORMS,
                 "attn_qkv": "self_attn.qkv_proj",

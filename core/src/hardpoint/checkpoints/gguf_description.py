@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from hardpoint.checkpoints.decoder_tensors import check_tensors
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.checkpoints.fields import Fields
 from hardpoint.checkpoints.ggml_types import FLOAT_TYPES
@@ -16,7 +17,6 @@ from hardpoint.checkpoints.gguf_architectures import (
     architecture_of,
 )
 from hardpoint.checkpoints.gguf_rotary import rotary_scaling
-from hardpoint.checkpoints.llama import check_shapes
 from hardpoint.checkpoints.tables import shown, some
 from hardpoint.checkpoints.weight_tables import named_parts
 from hardpoint.errors import CheckpointError, UnsupportedModelError
@@ -62,9 +62,8 @@ def _describe(file: GGUFFile, fields: Fields, architecture: GGUFArchitecture) ->
     hidden = fields.integer(f"{name}.embedding_length")
     head_size = fields.integer(f"{name}.attention.key_length", hidden // heads)
     rotary = fields.integer(f"{name}.rope.dimension_count", head_size)
-    if fields.integer(f"{name}.attention.value_length", head_size) != head_size or (
-        rotary != head_size
-    ):
+    partly = rotary != head_size and not (architecture.partly_rotated and rotary < head_size)
+    if partly or fields.integer(f"{name}.attention.value_length", head_size) != head_size:
         raise UnsupportedModelError(
             f"{file.path}: keys of {head_size}, of which {rotary} are rotated, and values of "
             f"another size are not supported; all three must be equal"
@@ -137,9 +136,10 @@ def _configuration(
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         **architecture.fixed,
     }
-    found["rope_scaling"] = rotary_scaling(
-        file, fields, theta=found["rope_theta"], size=shape["head_dim"]
-    )
+    size = fields.integer(f"{name}.rope.dimension_count", shape["head_dim"])
+    if size != shape["head_dim"]:
+        found["partial_rotary_factor"] = size / shape["head_dim"]
+    found["rope_scaling"] = rotary_scaling(file, fields, theta=found["rope_theta"], size=size)
     for key, hf_key in architecture.whole.items():
         if f"{name}.{key}" in fields.values:
             found[hf_key] = fields.integer(f"{name}.{key}", low=0)
@@ -183,18 +183,15 @@ def _check_tensors(
                 if name in shapes:
                     raise CheckpointError(f"{file.path}: two tensors stand for the same weight")
                 shapes[name] = part.shape
-    if description.architecture == "LlamaForCausalLM":
-        check_shapes(file.path, description, shapes)
-    else:
-        check_layers(file.path, description, shapes)
+    if not check_tensors(description, shapes):
+        _check_layers(file.path, description, shapes)
 
 
-def check_layers(
+def _check_layers(
     path: Path, description: ModelDescription, shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
     """Raise CheckpointError unless every layer has what the first has, in the same shapes, and the
-    embedding is that of the description. For architectures whose shapes are only known where they
-    are computed.
+    embedding is that of the description: for architectures of which no more is known here.
     """
     layers: dict[int, dict[str, tuple[int, ...]]] = {}
     for name, shape in shapes.items():

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import evolve, frozen
 
 from hardpoint import API, __version__
+from hardpoint.checkpoints.decoder_tensors import expected_shapes
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.checkpoints.documents import read_object
 from hardpoint.checkpoints.fields import Fields
 from hardpoint.checkpoints.files import contained
 from hardpoint.checkpoints.folder_description import LLAMA, from_configuration
-from hardpoint.checkpoints.llama import expected_shapes
 from hardpoint.checkpoints.safetensors import FLOAT_TYPES
 from hardpoint.checkpoints.tables import shown, some
 from hardpoint.errors import CheckpointError

@@ -10,11 +10,11 @@ import zlib
 from collections.abc import Mapping
 
 import numpy as np
+from hardpoint.checkpoints.decoder_tensors import expected_shapes
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.checkpoints.float8 import Scale
 from hardpoint.checkpoints.ggml_types import BLOCK_BYTES
 from hardpoint.checkpoints.gguf import GGUFFile
-from hardpoint.checkpoints.llama import expected_shapes
 from hardpoint.checkpoints.safetensors import SafetensorsCheckpoint
 from hardpoint.checkpoints.tables import TensorEntry
 from hardpoint.checkpoints.tensor_file import TensorFile
