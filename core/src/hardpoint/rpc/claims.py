@@ -21,7 +21,7 @@ SLOTS = 256
 
 _ASKED, _TAKEN, _KEPT = 1, 2, 3
 _BITS, _STATE = 2, 3
-"""A state is a call's id and one of these; a rank's word is a call's id and whether it is past it."""
+"""A state is a call's id and one of these, a rank's word an id and whether the rank is past it."""
 
 
 def _size(world_size: int) -> int:
