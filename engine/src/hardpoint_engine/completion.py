@@ -53,7 +53,7 @@ class Completion:
             if self.logprobs is not None and output.logprobs is not None:
                 best = self._sampling.logprobs or 0
                 self.logprobs.append(token_logprobs(output.logprobs, index, best, self._tokenizer))
-            ends = index == last and output.finish_reason == "stop"
+            ends = index == last and output.finish_reason == "stop" and not output.ends_in_text
             if (not ends or self._sampling.include_stop) and self._add_text(token):
                 return True
         if output.finish_reason is not None:

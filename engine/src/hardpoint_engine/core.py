@@ -14,12 +14,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from attrs import frozen
+from attrs import evolve, frozen
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.config import Config
 from hardpoint.errors import ConfigError, ExecutorFailedError, HardpointError, InvalidRequestError
@@ -30,7 +30,7 @@ from hardpoint.records import LoadReport, WorkerHealth
 
 from hardpoint_engine.graph_table import print_table
 from hardpoint_engine.metrics import EngineMetrics
-from hardpoint_engine.request import EngineOutput, EngineRequest
+from hardpoint_engine.request import EngineOutput, EngineRequest, Request
 from hardpoint_engine.scheduling.admission import AdmissionPolicy
 from hardpoint_engine.scheduling.intake import Intake, Seeds
 from hardpoint_engine.scheduling.kv_planning import KVPlan
@@ -38,6 +38,11 @@ from hardpoint_engine.scheduling.parts import make_blocks, make_limits
 from hardpoint_engine.scheduling.scheduler import Scheduler
 from hardpoint_engine.scheduling.stopping import FinishReason, StopRule
 from hardpoint_engine.step_trace import trace_step
+from hardpoint_engine.structured.structured_requests import (
+    DeferredStep,
+    StructuredRequests,
+    send_later,
+)
 
 if TYPE_CHECKING:
     from hardpoint.registry import Registry
@@ -55,7 +60,7 @@ class _Flight:
     """A step that the workers have."""
 
     plan: SchedulerOutput
-    future: Future[ModelRunnerOutput | StepTicket]
+    future: Future[ModelRunnerOutput | StepTicket] | DeferredStep
     started: float
 
 
@@ -105,6 +110,7 @@ class EngineCore:
         )
         seed = config.model.seed
         self._seeds = Seeds(int.from_bytes(os.urandom(7), "big") if seed is None else seed)
+        self._structured = StructuredRequests(self.scheduler.roster)
         self._lock = threading.RLock()
         self._flights: deque[_Flight] = deque()
         self._idle_since: float | None = None
@@ -143,7 +149,10 @@ class EngineCore:
                 self.description.eos_token_ids,
                 self.max_model_len,
             )
-            self.scheduler.roster.add(self._seeds.complete(request), rule)
+            ready = request.grammar is None
+            added = self.scheduler.roster.add(self._seeds.complete(request), rule, ready=ready)
+            if not ready:
+                self._structured.add(added)
             self.metrics.requests += 1
 
     def abort(
@@ -192,7 +201,7 @@ class EngineCore:
     def _idle(self) -> None:
         """Wait a little. Requests that no policy lets run wait for ever: say so, once."""
         now = self._clock()
-        if self._idle_since is None:
+        if self._idle_since is None or len(self._structured):
             self._idle_since = now
         elif now - self._idle_since > WAITING_SECONDS and not self._warned_of_waiting:
             self._warned_of_waiting = True
@@ -220,9 +229,13 @@ class EngineCore:
             return False
         self.executor.sleep_state.require_awake("a step")
         self._notice_changes()
+        self._structured.settle()
         plan = self.scheduler.schedule()
         if plan is None:
             return False
+        due = self._structured.due(plan, self.scheduler.roster.in_flight[plan.step_id])
+        if due:
+            plan = evolve(plan, defer_sampling=True)
         self.registry.announce("hardpoint_step_started", scheduler_output=plan, rank=None)
         started = self._clock()
         try:
@@ -230,8 +243,24 @@ class EngineCore:
         except Exception as error:  # noqa: BLE001 - a step that could not be sent is a failed one
             future = Future()
             future.set_exception(error)
-        self._flights.append(_Flight(plan=plan, future=future, started=started))
+        result = self._choose(plan, future, due) if due else future
+        self._flights.append(_Flight(plan=plan, future=result, started=started))
         return True
+
+    def _choose(
+        self,
+        plan: SchedulerOutput,
+        first: Future[ModelRunnerOutput | StepTicket],
+        due: Mapping[str, Request],
+    ) -> DeferredStep:
+        """Send the second phase of a step, whose masks are made while workers compute the first.
+        Sent before the next step, it comes before it at every worker.
+        """
+        grammar = self._structured.masks(due)
+        ticket = StepTicket(step_id=plan.step_id, generation=self.executor.generation)
+        return send_later(
+            first, lambda: self.executor.sample_tokens(ticket, grammar, non_block=True)
+        )
 
     def _undisturbed(self) -> bool:
         """Whether a step may join those in flight: the executor lives, nothing sleeps, and no cache

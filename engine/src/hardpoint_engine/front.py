@@ -35,6 +35,7 @@ from hardpoint_engine.prompts import (
     split,
 )
 from hardpoint_engine.request import EngineRequest
+from hardpoint_engine.structured.compiler import GrammarCompiler
 from hardpoint_engine.text.chat_template import ChatTemplate
 from hardpoint_engine.text.tokenizer import Tokenizer, load_tokenizer, tokenizer_source
 
@@ -77,6 +78,8 @@ class Front:
         try:
             self.thread.start()
             self.tokenizer, self.template = texts.result()
+            about = self.core.description
+            self.grammars = GrammarCompiler(self.tokenizer, about.vocab_size, about.eos_token_ids)
         except BaseException:
             self.shutdown(SHUTDOWN_TIMEOUT)
             raise
@@ -157,12 +160,15 @@ class Front:
         """Return a request's parts, one for each answer, checked."""
         sampling = spelled(sampling, self.tokenizer)
         sampling.check_vocabulary(self.core.description.vocab_size)
+        wishes = sampling.structured_outputs
+        grammar = None if wishes is None else self.grammars.compile(wishes)
         requests = [
             EngineRequest(
                 req_id=part_id(request_id, index, sampling.n),
                 prompt=prompt,
                 sampling=own,
                 arrival=arrival,
+                grammar=grammar,
             )
             for index, own in enumerate(split(sampling))
         ]
@@ -176,6 +182,8 @@ class Front:
         if self._finalizer.alive:
             _end(self.core, self.thread, self._texts, timeout)
             self._finalizer.detach()
+        if (grammars := getattr(self, "grammars", None)) is not None:
+            grammars.close()
 
 
 def _source(config: Config) -> Path | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from attrs import define, field, frozen
 from hardpoint.adapters import LoRARequest, PromptAdapterRequest
@@ -12,6 +14,9 @@ from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_engine.scheduling.stopping import FinishReason, StopRule
 
+if TYPE_CHECKING:
+    from hardpoint_engine.structured.grammar import Grammar, GrammarError
+
 
 @frozen(kw_only=True)
 class EngineRequest:
@@ -19,7 +24,8 @@ class EngineRequest:
 
     ``prompt`` are token ids. ``arrival`` is monotonic seconds. Lower ``priority`` goes first, then
     order of arrival. Requests of different ``cache_salt`` never share cached prefixes. ``extra``
-    (plugin name -> that plugin's record) reaches the workers untouched.
+    (plugin name -> that plugin's record) reaches the workers untouched. ``grammar`` is there where
+    ``sampling.structured_outputs`` is: the form of the answer, compiled or about to be.
     """
 
     req_id: str
@@ -31,6 +37,7 @@ class EngineRequest:
     lora: LoRARequest | None = None
     prompt_adapter: PromptAdapterRequest | None = None
     extra: Mapping[str, object] = field(factory=dict)
+    grammar: Future[Grammar] | None = None
 
 
 @frozen(kw_only=True)
@@ -80,6 +87,7 @@ class EngineOutput:
     last output of a request, and only that one, has a ``finish_reason`` and ``metrics``:
     ``stop`` (``stop_reason`` is the stop token id or text, None for the model's own end),
     ``length``, ``abort``, or ``error`` with the ``error``. ``prompt_logprobs`` come once.
+    ``ends_in_text``: it stopped because its form is complete, and its last token is text.
     """
 
     req_id: str
@@ -90,11 +98,13 @@ class EngineOutput:
     stop_reason: int | str | None = None
     error: BaseException | None = None
     metrics: RequestMetrics | None = None
+    ends_in_text: bool = False
 
 
 class Phase(Enum):
-    """Where a request stands in the driver."""
+    """Where a request stands in the driver. PREPARING: its grammar is being compiled."""
 
+    PREPARING = "preparing"
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -108,7 +118,8 @@ class Request:
     in the cache; until that reaches ``prefill_until`` the request is prefilling. ``blocks`` are its
     KV block ids (the same in every group), good for ``capacity`` tokens; ``num_named`` of them were
     offered to the prefix cache. ``at_workers``: the workers hold a copy. ``num_told`` of the tokens
-    were in plans (kept only where workers must be told).
+    were in plans (kept only where workers must be told). ``grammar`` has taken in all that was
+    generated; ``grammar_error`` ends the request with its next token.
     """
 
     source: EngineRequest
@@ -127,6 +138,8 @@ class Request:
     phase: Phase = Phase.WAITING
     at_workers: bool = False
     num_told: int = 0
+    grammar: Grammar | None = None
+    grammar_error: GrammarError | None = None
     first_scheduled: float | None = None
     first_token: float | None = None
     num_cached: int = 0

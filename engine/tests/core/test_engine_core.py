@@ -89,6 +89,7 @@ MALFORMED = [
     ({"logit_bias": {1: float("nan")}}, "logit_bias", "number to token 1, not nan"),
     ({"logit_bias": {256: 1.0}}, "logit_bias", "256"),
     ({"bad_words": ("x",)}, "bad_words", "bad_words"),
+    ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "give the grammar"),
     ({"n": 2, "temperature": 1}, "n", "one sequence"),
     ({"req_id": "good"}, "req_id", "taken"),
     ({"req_id": ""}, "req_id", "non-empty"),
@@ -134,10 +135,7 @@ def test_a_temperature_that_is_raised_is_said_once(engine, caplog):
 
 @pytest.mark.parametrize(
     ("wrong", "capability"),
-    [
-        ({"structured_outputs": {"regex": "a"}}, "grammar masks"),
-        ({"lora": LoRARequest(id=1, name="a", path="b")}, "LoRA adapters"),
-    ],
+    [({"lora": LoRARequest(id=1, name="a", path="b")}, "LoRA adapters")],
 )
 def test_what_the_engine_cannot_do_yet_says_so(engine, wrong, capability):
     one = engine()

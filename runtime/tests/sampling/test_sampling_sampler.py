@@ -148,6 +148,14 @@ def test_grammar_masks_belong_to_requests_not_to_rows(sample):
     assert sample(wishes, rows, order=["d", "a", "b"], grammar=grammar).tokens == (33, 0, 64)
 
 
+def test_a_grammar_that_allows_nothing_but_the_end_outweighs_the_least_length(sample):
+    wish = SamplingParams(temperature=0, min_tokens=3, bad_word_ids=((33,),))
+    for allowed, token in (({1}, 1), ({1, 64}, 64), ({1, 33, 64}, 64)):
+        grammar = GrammarOutput(req_ids=("a",), masks=(mask(allowed, 70),))
+        found = sample({"a": wish}, torch.zeros(1, 70), grammar=grammar, eos_token_ids=(1,))
+        assert found.tokens == (token,)
+
+
 def test_a_mask_of_the_wrong_length_is_refused(sample):
     grammar = GrammarOutput(req_ids=("a",), masks=((b"\xff" * 8,),))
     with pytest.raises(InvalidRequestError, match=r"request 'a' has 8 bytes, .* needs 12"):
@@ -157,7 +165,6 @@ def test_a_mask_of_the_wrong_length_is_refused(sample):
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("structured_outputs", {"structured_outputs": {"regex": "a*"}}),
         ("extra_args", {"extra_args": {"mine": 1}}),
     ],
 )

@@ -90,9 +90,14 @@ class Intake:
                 "tokenizer: give their ids as bad_word_ids",
             )
         if sampling.structured_outputs is not None:
-            raise UnsupportedError(
-                Capability.GRAMMAR.value, "hardpoint-engine", reason="not yet: structured_outputs"
-            )
+            self.platform.require(Capability.GRAMMAR)
+            if request.grammar is None:
+                self._refuse(
+                    "structured_outputs",
+                    sampling.structured_outputs,
+                    f"request {request.req_id}: the engine core has no tokenizer to compile "
+                    "structured_outputs for: give the grammar",
+                )
 
     def _check_logprobs(self, request: EngineRequest) -> None:
         sampling = request.sampling

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from attrs import evolve
 from hardpoint.errors import HardpointError
 from hardpoint.messages import MessageError, ModelRunnerOutput, SchedulerOutput
 
 from hardpoint_engine.request import EngineOutput, Phase, Request
 from hardpoint_engine.scheduling.kv_blocks import KVBlocks
 from hardpoint_engine.scheduling.roster import Roster
-from hardpoint_engine.scheduling.stopping import Stop
+from hardpoint_engine.scheduling.stopping import END_OF_TEXT, Stop
+from hardpoint_engine.structured.grammar import GrammarError
+from hardpoint_engine.structured.structured_requests import take_tokens
 
 
 class NoNumbersError(HardpointError):
@@ -103,7 +106,19 @@ class Results:
                 if stop is not None:
                     break
         self._note_computed(request, len(tokens) - 1)
+        if stop is None and request.grammar is not None:
+            return self._follow_grammar(request, new, output)
         return self._result(request, new if taken == len(new) else new[:taken], output, stop)
+
+    def _follow_grammar(
+        self, request: Request, new: tuple[int, ...], output: ModelRunnerOutput
+    ) -> EngineOutput:
+        try:
+            complete = take_tokens(request, new)
+        except GrammarError as error:
+            return self.roster.finish(request, "error", error=error)
+        result = self._result(request, new, output, END_OF_TEXT if complete else None)
+        return evolve(result, ends_in_text=complete)
 
     def _note_computed(self, request: Request, computed: int) -> None:
         request.num_computed = computed

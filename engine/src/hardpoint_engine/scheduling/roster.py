@@ -21,10 +21,11 @@ _rank = attrgetter("rank")
 
 
 class Roster:
-    """Keeps every live request in exactly one of ``waiting`` and ``running`` (best first), and ends
-    each exactly once. ``running`` is one list object for good. ``in_flight`` maps the number of
-    each step that the workers have to its requests; one that has ended meanwhile keeps its blocks
-    until the step has landed, for the workers may still write them.
+    """Keeps every live request in exactly one of ``waiting`` and ``running`` (best first), unless
+    it is still being prepared, and ends each exactly once. ``running`` is one list object for good.
+    ``in_flight`` maps the number of each step that the workers have to its requests; one that has
+    ended meanwhile keeps its blocks until the step has landed, for the workers may still write
+    them.
     """
 
     def __init__(self, blocks: KVBlocks, clock: Callable[[], float]) -> None:
@@ -56,12 +57,21 @@ class Roster:
         ended, self._ended = self._ended, []
         return ended
 
-    def add(self, source: EngineRequest, rule: StopRule) -> Request:
-        """Let a checked request wait. The core has seen to its seed and to its id being free."""
+    def add(self, source: EngineRequest, rule: StopRule, *, ready: bool = True) -> Request:
+        """Let a checked request wait; not ``ready``: once it is :meth:`prepared`. The core has seen
+        to its seed and to its id being free.
+        """
         request = Request.of(source, next(self._ordinals), rule)
         self._requests[request.req_id] = request
-        self.waiting.add(request)
+        if ready:
+            self.waiting.add(request)
+        else:
+            request.phase = Phase.PREPARING
         return request
+
+    def prepared(self, request: Request) -> None:
+        """Let a request wait for its turn, in the order of its arrival."""
+        self.waiting.add(request)
 
     def start(self, request: Request) -> None:
         """Let the best waiting request run; its blocks are its own already."""

@@ -40,6 +40,15 @@ class Tokenizer(ABC):
     def vocab_size(self) -> int:
         """How many ids there are, added tokens included."""
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The ids that stand for no text: ends, roles and such."""
+        return frozenset()
+
+    @abstractmethod
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that an id adds to a text; b"" for an id that does not exist."""
+
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return the ids of ``text``.

@@ -26,6 +26,10 @@ class ByteTokenizer(Tokenizer):
         """256."""
         return VOCABULARY
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the byte that ``token_id`` is."""
+        return token_bytes(token_id)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return the UTF-8 bytes of ``text``."""
         check_text(text)

@@ -90,11 +90,12 @@ def build_sampling_batch(
     features = columns.gather("features", slots)
     asked = int(np.bitwise_or.reduce(features, initial=0))
     positions = columns.gather("num_tokens", slots)
-    num_output = positions - columns.gather("num_prompt", slots)
 
     def rows_with(feature: Feature) -> list[int]:
         found: list[int] = np.flatnonzero(features & feature).tolist() if asked & feature else []
         return found
+
+    masks = _masks(req_ids, grammar, vocab_size)
 
     return SamplingBatch(
         num_rows=len(states),
@@ -104,12 +105,12 @@ def build_sampling_batch(
             for row in rows_with(Feature.ALLOWED)
         ),
         banned=_places(
-            (row, _banned(requests, states[row], int(num_output[row]), eos_token_ids, vocab_size))
+            (row, _banned(requests, states[row], eos_token_ids, masks.get(row)))
             for row in rows_with(Feature.MIN_TOKENS | Feature.BAD_WORDS)
         ),
         bias=_bias(states, rows_with(Feature.BIAS)),
         penalties=_penalties(requests, states, slots, rows_with(Feature.PENALTIES)),
-        grammar=_masks(req_ids, grammar, vocab_size),
+        grammar=masks,
         logprobs=tuple(
             ask(row, states[row].sampling, vocab_size) for row in rows_with(Feature.LOGPROBS)
         ),
@@ -146,17 +147,20 @@ def _draws(
 def _banned(
     requests: Requests,
     state: RequestState,
-    num_output: int,
     eos_token_ids: Sequence[int],
-    vocab_size: int,
+    mask: Array | None,
 ) -> Iterable[int]:
-    """Return the ids that a request must not have next: ends, and ends of bad words."""
+    """Return the ids that a request must not have next: ends, unless they are all that its grammar
+    allows, and ends of bad words.
+    """
     sampling = state.sampling
-    banned = early_ends(sampling, num_output, eos_token_ids)
+    output = requests.tokens(state.req_id)[requests.columns["num_prompt"][state.slot] :]
+    banned = early_ends(sampling, len(output), eos_token_ids)
+    if banned and mask is not None and banned.issuperset(np.flatnonzero(mask).tolist()):
+        banned = frozenset()
     if sampling.bad_word_ids:
-        known = requests.tokens(state.req_id)
-        banned |= ending_words(sampling.bad_word_ids, known[len(known) - num_output :])
-    return (token for token in banned if token < vocab_size)
+        banned |= ending_words(sampling.bad_word_ids, output)
+    return banned
 
 
 def _places(wishes: Iterable[tuple[int, Iterable[int]]]) -> Places | None:

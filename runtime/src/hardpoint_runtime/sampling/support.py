@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from hardpoint.sampling_params import SamplingParams
 
 NOT_YET = {
-    "structured_outputs": "no grammar library is connected yet",
     "extra_args": "no logits processor is there to take them",
 }
 """Parameter -> why it is refused."""
