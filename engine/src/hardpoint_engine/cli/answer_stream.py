@@ -127,11 +127,21 @@ def _entry(
     entry: dict[str, Any] = {"prompt": prompt}
     if sampling.n > 1:
         entry["index"] = answer.index
-    entry |= {
+    return {
+        **entry,
+        **answer_table(result, answer, sampling),
+        "metrics": metrics_table(result.metrics),
+    }
+
+
+def answer_table(
+    result: RequestOutput, answer: CompletionOutput, sampling: SamplingParams
+) -> dict[str, Any]:
+    """Return one of the answers of ``result`` as plain data, and the scores that were asked for."""
+    entry: dict[str, Any] = {
         "text": answer.text,
         "token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,
-        "metrics": metrics_table(result.metrics),
     }
     if answer.logprobs is not None:
         entry["logprobs"] = scores_table(answer.token_ids, answer.logprobs, sampling.logprobs)

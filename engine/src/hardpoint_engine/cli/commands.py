@@ -25,23 +25,49 @@ def chat_options(command: Callable[..., Any]) -> Callable[..., Any]:
     short_help="Answer prompts with a model.",
     context_settings={"max_content_width": 100},
 )
-@click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
+@click.argument("prompts", nargs=-1, metavar="PROMPT...")
 @click.option("--raw", is_flag=True, help="continue the text as it is, without a chat template")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON document at the end")
+@click.option(
+    "--batch-file", metavar="FILE", help="answer each line of a text or .jsonl file, into --output"
+)
+@click.option(
+    "--output", metavar="FILE.jsonl", help="results of --batch-file; a run goes on where one ended"
+)
 @chat_options
 @sampling_options
 @configuration_options
-def generate(prompts: tuple[str, ...], raw: bool, as_json: bool, **options: Any) -> None:
+def generate(
+    prompts: tuple[str, ...],
+    raw: bool,
+    as_json: bool,
+    batch_file: str | None,
+    output: str | None,
+    **options: Any,
+) -> None:
     """Answer each PROMPT, a question, through the model's chat template; - reads it from standard
     input.
 
     Only the answer goes to standard output, as it is generated. What was chosen, and all else, goes
     to standard error.
     """
+    if batch_file is None and not prompts:
+        raise click.MissingParameter(param_hint="'PROMPT...'", param_type="argument")
+    if batch_file is None and output is not None:
+        raise click.UsageError(
+            "--output is for --batch-file; the answers of PROMPT go to standard output"
+        )
+    if batch_file is not None and (prompts or as_json):
+        raise click.UsageError("--batch-file goes with neither PROMPT nor --json")
     with interruptible():
-        from hardpoint_engine.cli.generate_command import run
+        if batch_file is not None:
+            from hardpoint_engine.cli import batch_command
 
-        code = run(prompts, options, raw=raw, as_json=as_json)
+            code = batch_command.run(options, batch_file=batch_file, output=output, raw=raw)
+        else:
+            from hardpoint_engine.cli.generate_command import run
+
+            code = run(prompts, options, raw=raw, as_json=as_json)
     click.get_current_context().exit(code)
 
 

@@ -17,10 +17,10 @@ from hardpoint_engine.cli.answer_stream import AnswerStream, ClosedOutputError
 from hardpoint_engine.cli.command_options import sampling_of
 from hardpoint_engine.cli.starting import (
     configuration,
+    conversation_options,
     executor_name,
     local_error,
     log_to_standard_error,
-    read_template,
     tell,
     tell_choice,
 )
@@ -42,7 +42,7 @@ def run(prompts: Sequence[str], options: Mapping[str, Any], *, raw: bool, as_jso
     """
     out = AnswerStream()
     texts = read_prompts(prompts, raw=raw)
-    chat = _chat_options(options, raw=raw)
+    chat = conversation_options(options, raw=raw)
     config = configuration(options)
     sampling = sampling_of(options, seeded=config.model.seed is not None)
     if not as_json:
@@ -81,22 +81,6 @@ def _generate(
         else:
             results = answer_stream.show_answers(streams, out, before=partial(_tell_prompt, texts))
         _tell_of_cuts(results)
-
-
-def _chat_options(options: Mapping[str, Any], *, raw: bool) -> dict[str, Any] | None:
-    """Return what the flags say of conversations, None with --raw."""
-    if not raw:
-        template = read_template(options["chat_template"])
-        return {"system": options["system"], "chat_template": template}
-    for name in ("system", "chat_template"):
-        if options[name] is not None:
-            flag = "--" + name.replace("_", "-")
-            raise InvalidRequestError(
-                f"{flag} is for conversations, and --raw makes none: leave one of them out",
-                field=name,
-                value=options[name],
-            )
-    return None
 
 
 def _queue(

@@ -58,6 +58,22 @@ def read_template(path: str | None) -> str | None:
     return text
 
 
+def conversation_options(options: Mapping[str, Any], *, raw: bool) -> dict[str, Any] | None:
+    """Return what the flags say of conversations, None with --raw."""
+    if not raw:
+        template = read_template(options["chat_template"])
+        return {"system": options["system"], "chat_template": template}
+    for name in ("system", "chat_template"):
+        if options[name] is not None:
+            flag = "--" + name.replace("_", "-")
+            raise InvalidRequestError(
+                f"{flag} is for conversations, and --raw makes none: leave one of them out",
+                field=name,
+                value=options[name],
+            )
+    return None
+
+
 def tell_choice(choice: Choice, sampling: SamplingParams | None = None) -> None:
     """Say what was chosen, and of whom; refuse what the platform would refuse of every prompt."""
     for name, verdict in choice.verdicts:

@@ -1,0 +1,139 @@
+"""The file of results: one JSON object a line, in the order in which requests ended.
+
+A run may be killed at any moment. What it wrote whole counts; a last line that is not whole is cut
+off by the next run. One run at a time may have the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from array import array
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from hardpoint.errors import InvalidRequestError
+
+from hardpoint_engine.batch.prompt_file import BatchLine
+
+NOT_YET, DONE, FAILED = 0, 1, 2
+
+
+class ResultFile:
+    """Knows which lines of the prompts are answered, and takes the answers of the others.
+
+    Raises InvalidRequestError if another run has the file, or if it holds what no run wrote.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._states = array("b")
+        self._digests = array("Q")
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise self._refused(f"cannot be written: {error.strerror}") from None
+        self._file = os.fdopen(handle, "r+b", buffering=0)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take_in()
+        except BlockingIOError:
+            self._file.close()
+            raise self._refused("is written by another run; wait for its end") from None
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def done(self) -> int:
+        """How many lines are answered."""
+        return len(self._states) - self._states.count(NOT_YET)
+
+    @property
+    def failed(self) -> int:
+        """How many of those by an error."""
+        return self._states.count(FAILED)
+
+    def has(self, line: BatchLine) -> bool:
+        """Whether ``line`` is answered. Raises InvalidRequestError if it was another line then."""
+        if line.number >= len(self._states) or not self._states[line.number]:
+            return False
+        if self._digests[line.number] != int(line.digest, 16):
+            raise self._refused(
+                f"answers another line {line.number} than the prompts have now: their file was "
+                "changed; name another file for the results"
+            )
+        return True
+
+    def write(self, line: BatchLine, result: Mapping[str, Any]) -> None:
+        """Add the result of ``line``."""
+        entry = {"line": line.number, "digest": line.digest, **result}
+        data = memoryview(json.dumps(entry, ensure_ascii=False).encode(errors="replace") + b"\n")
+        while data:
+            data = data[os.write(self._file.fileno(), data) :]
+        self._note(line.number, line.digest, failed="error" in result)
+
+    def close(self) -> None:
+        """Give the file to others."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _take_in(self) -> None:
+        """Note what is there, and cut off a line that is not whole."""
+        whole = 0
+        with open(self._file.fileno(), "rb", closefd=False) as file:
+            for number, text in enumerate(file, 1):
+                if not text.endswith(b"\n"):
+                    break
+                entry = _entry(text)
+                if entry is None:
+                    if _is_last(file):
+                        break
+                    raise self._refused(
+                        f"holds something else in its line {number}; name another file"
+                    )
+                self._note(entry["line"], entry["digest"], failed="error" in entry)
+                whole += len(text)
+        os.truncate(self._file.fileno(), whole)
+
+    def _note(self, number: int, digest: str, *, failed: bool) -> None:
+        missing = number + 1 - len(self._states)
+        if missing > 0:
+            self._states.extend([NOT_YET] * missing)
+            self._digests.extend([0] * missing)
+        self._states[number] = FAILED if failed else DONE
+        self._digests[number] = int(digest, 16)
+
+    def _refused(self, why: str) -> InvalidRequestError:
+        return InvalidRequestError(f"--output {self.path} {why}", field="output", value=self.path)
+
+
+MOST_LINES = 1 << 32
+"""A number beyond this is no line's."""
+
+
+def _entry(text: bytes) -> dict[str, Any] | None:
+    """Return what a run wrote, None if it is something else."""
+    try:
+        entry = json.loads(text)
+        number, digest = entry["line"], entry["digest"]
+        right = 0 < number < MOST_LINES and 0 <= int(digest, 16) < 1 << 64
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return entry if right and isinstance(number, int) else None
+
+
+def _is_last(file: BinaryIO) -> bool:
+    return not file.read(1)
