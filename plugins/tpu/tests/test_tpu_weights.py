@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from hardpoint.checkpoints import WeightSource, read_description
 from hardpoint.checkpoints.decoder_tensors import expected_shapes
+from hardpoint.checkpoints.float8 import FLOAT8
+from hardpoint.checkpoints.ggml_types import BLOCK_TYPES
+from hardpoint.checkpoints.unpacking import UNPACKERS
 from hardpoint.errors import CancelledStepError, CheckpointError, UnsupportedModelError
 from hardpoint.records import Offer
 from hardpoint_tpu.packed import (
@@ -49,6 +52,29 @@ def test_q4_1_is_scale_times_nibbles_plus_minimum():
         expected.append(row.tolist())
     raw = np.frombuffer(b"".join(blocks), np.uint8).reshape(9, 20)
     assert unpack("Q4_1", raw).tolist() == expected
+
+
+@pytest.mark.parametrize("kind", sorted(UNPACKERS))
+def test_every_block_type_is_unpacked_as_the_reference_does(kind):
+    quants = pytest.importorskip("gguf").quants
+    elements, size = next(
+        (block.elements, block.num_bytes) for block in BLOCK_TYPES.values() if block.name == kind
+    )
+    raw = np.random.default_rng(5).integers(0, 256, (301, size), dtype=np.uint8)
+    with np.errstate(invalid="ignore"):  # some scales are no numbers
+        expected = quants.dequantize(raw.reshape(-1), quants.GGMLQuantizationType[kind])
+        got = unpack(kind, raw)
+    assert got.shape == (301, elements)
+    assert got.dtype == np.float32
+    assert np.array_equal(got.reshape(-1), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", sorted(FLOAT8))
+def test_eight_bit_numbers(kind):
+    dtype = {"F8_E4M3": jax.numpy.float8_e4m3fn, "F8_E5M2": jax.numpy.float8_e5m2}[kind]
+    raw = np.arange(256, dtype=np.uint8)
+    expected = raw.view(dtype).astype(np.float32)
+    assert np.array_equal(PLAIN[kind](raw), expected, equal_nan=True)
 
 
 def test_plain_types_keep_their_values():
@@ -202,6 +228,29 @@ def test_a_safetensors_folder_is_read(description, tmp_path):
         assert {name: source.read(name).tolist() for name in source.shapes} == {
             name: tensor.tolist() for name, tensor in held.tensors.items()
         }
+
+
+@pytest.mark.parametrize("grid", [(), (24, 1), (2, 3)], ids=["tensor", "rows", "blocks"])
+def test_scaled_weights_are_read_as_the_torch_toolkit_reads_them(description, tmp_path, grid):
+    import torch
+    from hardpoint_runtime.loading.safetensors import SafetensorsWeights
+    from safetensors.torch import save_file
+
+    write_folder(tmp_path, source_for(description()).tensors)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [16, 20]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shapes = expected_shapes(description())
+    tensors = {name: torch.rand(shape) for name, shape in shapes.items()}
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    tensors[f"{name}_scale"] = torch.rand(grid)
+    save_file(tensors, tmp_path / "model.safetensors")
+    made = read_description(tmp_path)
+    with open_weights(made) as ours, SafetensorsWeights(made) as theirs:
+        assert ours.shapes == theirs.shapes == shapes
+        for each in shapes:
+            assert (ours.read(each) == theirs.read(each, torch.float32).numpy()).all(), each
 
 
 def test_a_type_that_is_no_weight_is_refused_by_name(description, tmp_path):
