@@ -15,6 +15,7 @@ _spec = importlib.util.spec_from_file_location(
 tiny = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(tiny)
 
+EVERY = {**tiny.ROWS, **tiny.FOREIGN}
 LENGTH = 24
 LONGEST = {"phi3-short": 96}
 """max_model_len where it decides how positions are turned; None: as long as the model's context."""
@@ -28,7 +29,7 @@ class Reference:
 
     def __init__(self, name, folder):
         self.name, self.folder = name, folder
-        _, model_class = tiny.classes(tiny.ROWS[name][0])
+        _, model_class = tiny.classes(EVERY[name][0])
         model = model_class.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         ).eval()
@@ -80,7 +81,7 @@ def started(make_runner, reference, **more):
     )
 
 
-@pytest.mark.parametrize("name", tiny.ROWS)
+@pytest.mark.parametrize("name", EVERY)
 def test_logits_and_greedy_tokens_equal_transformers(
     make_reference, make_runner, make_driver, name
 ):
@@ -106,7 +107,7 @@ def _batch_order(runner):
     return runner.requests.ids
 
 
-@pytest.mark.parametrize("name", tiny.ROWS)
+@pytest.mark.parametrize("name", EVERY)
 def test_the_same_tokens_however_they_are_computed(make_reference, make_runner, make_driver, name):
     """Alone, in chunks of 1, 7 and 64, preempted, and behind a prefix that is in the cache."""
     reference = make_reference(name)
@@ -128,7 +129,7 @@ def test_the_same_tokens_however_they_are_computed(make_reference, make_runner, 
             driver.finish(req_id)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "gemma2", "qwen3-moe", "phi3-short"])
+@pytest.mark.parametrize("name", ["qwen2", "gemma2", "qwen3-moe", "phi3-short", "olmo2"])
 def test_behind_a_prefix_that_is_in_the_cache(make_reference, make_runner, make_driver, name):
     class Sharing(make_driver):
         def _grow(self, req_id, end):
@@ -144,7 +145,9 @@ def test_behind_a_prefix_that_is_in_the_cache(make_reference, make_runner, make_
     reference.check({"r33": driver.run(LENGTH)["r33"]})
 
 
-@pytest.mark.parametrize("name", ["mistral", "phi3-short", "gemma2", "gemma3", "qwen3-moe"])
+@pytest.mark.parametrize(
+    "name", ["mistral", "phi3-short", "gemma2", "gemma3", "qwen3-moe", "gpt-neox"]
+)
 @pytest.mark.parametrize("mode", ["full", "piecewise"])
 def test_through_graphs(make_reference, make_graphs, make_driver, name, mode):
     reference = make_reference(name)

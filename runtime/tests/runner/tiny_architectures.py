@@ -88,6 +88,15 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+FOREIGN: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt-neox": ("GPTNeoX", {"rotary_pct": 0.5}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", {**WINDOWS, "layer_types": ["sliding_attention"] * 3}),
+    "cohere": ("Cohere", {"logit_scale": 0.3}),
+}
+"""What is not built in."""
+
+
 def classes(family: str) -> tuple[Any, Any]:
     """Return the configuration and the model of transformers."""
     import transformers
@@ -98,7 +107,7 @@ def classes(family: str) -> tuple[Any, Any]:
 
 def save(name: str, folder: Path, **changes: Any) -> Path:
     """Write the checkpoint of a row, its weights random and spread, and return its folder."""
-    family, config = ROWS[name]
+    family, config = {**ROWS, **FOREIGN}[name]
     config_class, model_class = classes(family)
     torch.manual_seed(len(name))
     values = {**COMMON, **config, **changes}

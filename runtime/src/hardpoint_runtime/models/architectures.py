@@ -22,6 +22,8 @@ ARCHITECTURES: Mapping[str, str] = dict.fromkeys(
     DECODERS, "hardpoint_runtime.models.decoder:DecoderForCausalLM"
 )
 """Architecture (the Hugging Face class name) -> reference of its built-in model."""
+FOREIGN = "hardpoint_runtime.models.foreign:ForeignModel"
+"""What is tried for any other."""
 
 
 def attention_needs(description: ModelDescription) -> Mapping[str, object]:
@@ -51,28 +53,32 @@ def build_model(
     """Return the model of ``description``, or the part of it that ``seat`` has, with uninitialised
     weights on ``device``.
 
-    An architecture offered by the hook ``hardpoint_models`` wins over a built-in one. Raises
-    UnsupportedModelError with the list of those known, UnsupportedError for a variant that the
-    architecture's model does not know, or for several ranks where it is only ever whole.
+    An architecture offered by the hook ``hardpoint_models`` wins over a built-in one; for any other
+    transformers' code is used, if it can be. Raises UnsupportedModelError with the reason and those
+    built in, UnsupportedError for several ranks where a model is only ever whole.
     """
     offers = registry.offers("hardpoint_models", platform_name) if registry else {}
     known = {**ARCHITECTURES, **{name: offer.reference for name, offer in offers.items()}}
-    reference = known.get(description.architecture)
-    if reference is None:
-        raise UnsupportedModelError(
-            f"{description.path}: architecture {description.architecture!r} is not supported; "
-            f"supported are {', '.join(sorted(known))}"
-        )
+    reference = known.get(description.architecture, FOREIGN)
     model_class = resolve(reference)
-    split: dict[str, Seat] = {}
-    if not seat.is_alone:
-        if not model_class.can_split:
-            raise UnsupportedError(
-                "several ranks", f"the model {reference}", reason="it has no can_split"
-            )
-        split["seat"] = seat
-    with torch.device("meta"):
-        model: LanguageModel = model_class(description, operations, **split)
+    split = _split(model_class, reference, seat)
+    try:
+        with torch.device("meta"):
+            model: LanguageModel = model_class(description, operations, **split)
+    except UnsupportedModelError as error:
+        if description.architecture in known:
+            raise
+        raise UnsupportedModelError(f"{error}; supported are {', '.join(sorted(known))}") from error
     with device.pool("weights"):
         model.materialise(device.device, dtype)
     return model.eval()
+
+
+def _split(model_class: type[LanguageModel], reference: str, seat: Seat) -> dict[str, Seat]:
+    if seat.is_alone:
+        return {}
+    if not model_class.can_split:
+        raise UnsupportedError(
+            "several ranks", f"the model {reference}", reason="it has no can_split"
+        )
+    return {"seat": seat}

@@ -41,8 +41,9 @@ class Slot:
     def view(self) -> torch.Tensor:
         """Return the memory of what this rank holds."""
         runs = self.runs or self.held[:1]
-        rows = sum(run.stop - run.start for run in runs) if runs else self.shape[0]
-        return self.module.get_parameter(self.parameter).narrow(0, self.start, rows)
+        rows = sum(run.stop - run.start for run in runs) if runs else (self.shape or (1,))[0]
+        memory: torch.Tensor = getattr(self.module, self.parameter)
+        return memory.narrow(0, self.start, rows) if self.shape else memory
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Copy this rank's part of ``tensor``, which is whole, there, converting its dtype and
