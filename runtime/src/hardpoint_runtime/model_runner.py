@@ -264,11 +264,12 @@ class TorchModelRunner(ModelRunner):
         started = time.perf_counter()
         if self.kv_cache is None or self.sampler is None:
             self._missing("warm_up", "initialize_kv_cache")
+        if self.graphs is not None:
+            self.graphs.close()
+        self.graphs = None
+        self.workspace.unlock()
         with self.device.inference():
             warm_up(self, self.kv_cache, self.sampler)
-            if self.graphs is not None:
-                self.graphs.close()
-            self.graphs = None
             if self.graph_plan.graphs:
                 graphs = self.make_graphs(self.graph_plan)
                 graphs.capture_all()

@@ -92,6 +92,12 @@ def test_sizes_come_from_the_user_then_the_device_then_the_ladder():
         plan({"graph_mode": "full", "graph_sizes": [65]})
 
 
+def test_no_sizes_at_all_contradict_a_mode_that_was_asked_for():
+    with pytest.raises(ConfigError, match=r"'full', and graph_sizes = \[\] .*graph_mode = 'none'"):
+        plan({"graph_mode": "full", "graph_sizes": []})
+    assert plan({"graph_sizes": []}, default=GraphMode.FULL).mode is GraphMode.NONE
+
+
 def test_drafts_and_adapters_shape_the_plan():
     made = plan({"graph_mode": "full", "num_speculative_tokens": 2, "max_loras": 2})
     assert made.rules.uniform_query == 3

@@ -233,6 +233,26 @@ def test_scratch_memory_of_large_steps_only_is_there(
     driver.step({"a": 60})
 
 
+NEEDED = {"bytes": 8}
+
+
+def needs_what_is_needed(query, key_cache, value_cache, metadata, *, scale, **options):
+    forward_context.current().workspace.views(((NEEDED["bytes"],), torch.uint8))
+    return paged.attention(query, key_cache, value_cache, metadata, scale=scale, **options)
+
+
+@pytest.mark.parametrize("mode", ["none", "piecewise"])
+def test_scratch_memory_may_grow_in_another_warm_up(mode, registry, make_runner, monkeypatch):
+    offer = Offer(name="attention", platform="host", reference=f"{__name__}:needs_what_is_needed")
+    registry.given["hardpoint_operations"] = [offer]
+    graph = GraphConfig(graph_mode=mode, graph_sizes=(4,))
+    runner = make_runner(registry=registry, graph=graph, max_num_seqs=4)
+    runner.warm_up()
+    monkeypatch.setitem(NEEDED, "bytes", 8000)
+    runner.warm_up()
+    assert (runner.workspace.num_bytes, runner.workspace.locked) == (8000, True)
+
+
 @graph_support(AttentionSupport.ALWAYS)
 def needs_more_when_fixed(query, key_cache, value_cache, metadata, *, scale, **options):
     rows = query.shape[0] * (10 if metadata.fixed else 1)

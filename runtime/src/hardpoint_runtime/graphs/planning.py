@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hardpoint.errors import PluginNotFoundError
+from hardpoint.errors import ConfigError, PluginNotFoundError
 from hardpoint.references import checked_class
 from hardpoint.references import resolve as resolve_reference
 
@@ -64,6 +64,13 @@ def plan_graphs(
         given=config.graph.graph_sizes,
         preferred=device.buckets(max_num_batched_tokens),
     )
+    if not sizes.sizes:
+        if config.is_explicit("graph_mode"):
+            raise ConfigError(
+                f"graph_mode = {name!r}, and graph_sizes = [] leaves no graph to make: leave "
+                "graph_sizes out, or set graph_mode = 'none'"
+            )
+        return GraphPlan.eager()
     rules = KeyRules(
         max_num_seqs=max_num_seqs,
         uniform_query=query,

@@ -92,6 +92,10 @@ class Workspace:
         """Let nothing grow from now on. Called by the runner at the end of warm-up."""
         self.locked = True
 
+    def unlock(self) -> None:
+        """Let it grow again: a warm-up begins. What graphs hold of it may move."""
+        self.locked = False
+
     @property
     def num_bytes(self) -> int:
         """The bytes held."""
