@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -133,6 +134,32 @@ def llama_tensors() -> dict[str, tuple[Sequence[int], int, bytes]]:
     return found
 
 
+def mixture_gguf() -> bytes:
+    """A Qwen 3 with experts: tensors that are several weights."""
+    keys = [(name.replace("llama.", "qwen3moe."), *rest) for name, *rest in llama_keys()[1:]]
+    keys += [
+        ("general.architecture", 8, "qwen3moe"),
+        ("qwen3moe.expert_count", 4, 4),
+        ("qwen3moe.expert_used_count", 4, 2),
+        ("qwen3moe.expert_feed_forward_length", 4, 16),
+    ]
+    tensors = {name: row for name, row in llama_tensors().items() if ".ffn_" not in name}
+    shapes = {"attn_q_norm": (8,), "attn_k_norm": (8,), "ffn_norm": (32,), "ffn_gate_inp": (4, 32)}
+    shapes |= {"ffn_gate_exps": (4, 16, 32), "ffn_up_exps": (4, 16, 32)}
+    shapes |= {"ffn_down_exps": (4, 32, 16)}
+    for layer in range(2):
+        for name, shape in shapes.items():
+            data = struct.pack("<f", 0.5) * math.prod(shape)
+            tensors[f"blk.{layer}.{name}.weight"] = (shape, 0, data)
+    return make_gguf(keys, tensors)
+
+
+def factors_gguf() -> bytes:
+    """A Llama 3: rotary factors as a tensor (here: none of consequence)."""
+    factors = {"rope_freqs.weight": ((4,), 0, struct.pack("<4f", 1, 1, 1, 1))}
+    return make_gguf(llama_keys(), factors | llama_tensors())
+
+
 def make_safetensors(
     tensors: Mapping[str, tuple[str, Sequence[int], bytes]],
     metadata: Mapping[str, str] | None = None,
@@ -191,6 +218,9 @@ class Maker:
     safetensors = staticmethod(make_safetensors)
     with_header = staticmethod(with_header)
     folder: Callable[..., Path] = staticmethod(make_folder)
+
+    mixture_gguf = staticmethod(mixture_gguf)
+    factors_gguf = staticmethod(factors_gguf)
 
     @staticmethod
     def llama_gguf() -> bytes:

@@ -201,6 +201,45 @@ def test_gguf_tensors_must_be_those_of_the_model(tmp_path, make):
 
 
 @pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        ((0, 0, 0, 0), "cannot be rotary factors"),
+        ((1, -1, 1, 1), "cannot be rotary factors"),
+        ((1, float("nan"), 1, 1), "cannot be rotary factors"),
+        ((1, float("inf"), 1, 1), "cannot be rotary factors"),
+    ],
+)
+def test_impossible_rotary_factors_are_refused(tmp_path, make, factors, message):
+    row = ((4,), 0, struct.pack("<4f", *factors))
+    tensors = {**make.llama_tensors(), "rope_freqs.weight": row}
+    assert message in gguf_error(tmp_path, make, tensors=tensors)
+
+
+def test_rotary_factors_of_one_are_none(tmp_path, make):
+    (tmp_path / "m.gguf").write_bytes(make.factors_gguf())
+    scaling = read_description(tmp_path / "m.gguf").hf_config["rope_scaling"]
+    assert (scaling["rope_type"], scaling["factor"]) == ("llama3", 1.0)
+
+
+def test_a_stack_of_experts_is_one_of_matrices(tmp_path, make):
+    raw = make.mixture_gguf()
+    (tmp_path / "m.gguf").write_bytes(raw)
+    found = read_description(tmp_path / "m.gguf")
+    assert found.architecture == "Qwen3MoeForCausalLM"
+    assert found.hf_config["num_experts_per_tok"] == 2
+    name = b"blk.0.ffn_gate_exps.weight" + struct.pack("<I3Q", 3, 32, 16, 4)
+    assert name in raw
+    other = b"blk.0.ffn_gate_exps.weight" + struct.pack("<I3Q", 3, 32, 4, 16)
+    (tmp_path / "m.gguf").write_bytes(raw.replace(name, other))
+    with pytest.raises(CheckpointError, match=r"gate_proj.weight' has shape \[4, 32\]"):
+        read_description(tmp_path / "m.gguf")
+    flat = b"blk.0.ffn_gate_exps.weight" + struct.pack("<I3Q", 3, 1, 1, 2048)
+    (tmp_path / "m.gguf").write_bytes(raw.replace(name, flat))
+    with pytest.raises(CheckpointError, match=r"gate_proj.weight' has shape \[1, 1\]"):
+        read_description(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
     ("model", "load_format", "message"),
     [
         ("org/name", "auto", "hf download org/name"),

@@ -111,9 +111,11 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
-def test_gguf(folder, make):
-    raw = make.llama_gguf()
-    header = raw.index(b"blk.1.ffn_down.weight") + 64
+@pytest.mark.parametrize("kind", ["llama_gguf", "mixture_gguf", "factors_gguf"])
+def test_gguf(folder, make, kind):
+    raw = getattr(make, kind)()
+    last = b"blk.1.ffn_down_exps.weight" if kind == "mixture_gguf" else b"blk.1.ffn_down.weight"
+    header = raw.index(last) + 64
     outcome, path = Outcome(), folder / "m.gguf"
     path.write_bytes(raw)
     read_gguf(path)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hardpoint.checkpoints import read_description
-from hardpoint.checkpoints.gguf_description import ARCHITECTURES
+from hardpoint.checkpoints.decoder_architectures import ARCHITECTURES
 from hardpoint.config import Config
 from hardpoint.default_model import with_model
 from hardpoint.errors import CheckpointError, InvalidRequestError
@@ -194,7 +194,7 @@ def _source(config: Config) -> Path | None:
         return tokenizer_source(config)
     except CheckpointError:
         description = read_description(str(config.model.model), config.load.load_format)
-        if description.architecture not in ARCHITECTURES.values():
+        if description.architecture not in ARCHITECTURES:
             start_engine(config).shutdown()  # only the workers know what else there is
         raise
 

@@ -10,7 +10,7 @@ from hardpoint.checkpoints.decoder_tensors import check_tensors
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.checkpoints.fields import Fields
 from hardpoint.checkpoints.ggml_types import FLOAT_TYPES
-from hardpoint.checkpoints.gguf import GGUFFile
+from hardpoint.checkpoints.gguf import MOST_TENSORS, GGUFFile
 from hardpoint.checkpoints.gguf_architectures import (
     ARCHITECTURES,
     GGUFArchitecture,
@@ -179,10 +179,12 @@ def _check_tensors(
     shapes: dict[str, tuple[int, ...]] = {}
     for entry in file.tensors.values():
         if entry.name not in architecture.beside:
-            for name, part in named_parts(architecture, entry):
+            for name, part in named_parts(file.path, architecture, entry):
                 if name in shapes:
                     raise CheckpointError(f"{file.path}: two tensors stand for the same weight")
                 shapes[name] = part.shape
+                if len(shapes) > MOST_TENSORS:
+                    raise CheckpointError(f"{file.path}: more than {MOST_TENSORS} weights")
     if not check_tensors(description, shapes):
         _check_layers(file.path, description, shapes)
 

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from hardpoint.checkpoints.fields import Fields
 from hardpoint.checkpoints.gguf import GGUFFile
-from hardpoint.errors import UnsupportedModelError
+from hardpoint.errors import CheckpointError, UnsupportedModelError
 
 FACTORS: Final = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+LARGEST_FACTOR: Final = 1e6
 LLAMA3: Final = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -94,4 +95,10 @@ def _factors(file: GGUFFile, name: str, size: int) -> tuple[float, ...]:
             f"{file.path}: tensor {name!r} is {list(entry.shape)} of {entry.type}; rotary factors "
             f"are read as [{size // 2}] of F32"
         )
-    return struct.unpack(f"<{size // 2}f", file.data(name))
+    factors = struct.unpack(f"<{size // 2}f", file.data(name))
+    if not all(0 < factor < LARGEST_FACTOR for factor in factors):
+        raise CheckpointError(
+            f"{file.path}: tensor {name!r} holds what cannot be rotary factors; they are from 0 to "
+            f"{LARGEST_FACTOR:g}: the file is corrupt; fetch it again"
+        )
+    return factors

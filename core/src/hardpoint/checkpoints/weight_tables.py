@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
 
 from attrs import evolve, frozen
 
@@ -14,6 +16,8 @@ from hardpoint.checkpoints.safetensors import SafetensorsCheckpoint
 from hardpoint.checkpoints.tables import TensorEntry, shown
 from hardpoint.checkpoints.tensor_file import TensorFile
 from hardpoint.errors import CheckpointError, UnsupportedModelError
+
+MOST_EXPERTS: Final = 1 << 12
 
 
 @frozen(kw_only=True)
@@ -70,7 +74,7 @@ def gguf_weights(
             continue
         _require_type(file, whole, types)
         where = f"{file.path}: tensor {shown(whole.name)}"
-        for name, entry in named_parts(architecture, whole):
+        for name, entry in named_parts(file.path, architecture, whole):
             if name in found:
                 raise CheckpointError(f"{where} stands for a weight that is there already")
             heads = _rotary_heads(architecture, description, name)
@@ -82,15 +86,16 @@ def gguf_weights(
 
 
 def named_parts(
-    architecture: GGUFArchitecture, entry: TensorEntry
+    path: Path, architecture: GGUFArchitecture, entry: TensorEntry
 ) -> Iterator[tuple[str, TensorEntry]]:
     """Yield the weights that a tensor of a GGUF file is, each with its bytes and shape: one, or one
-    for each expert. Raises UnsupportedModelError if it is none.
+    for each expert. Raises UnsupportedModelError if it is none, CheckpointError for an impossible
+    stack of experts.
     """
     name = architecture.hf_name(entry.name)
     if name is None:
         raise UnsupportedModelError(
-            f"tensor {shown(entry.name)} belongs to no {architecture.hf_class}"
+            f"{path}: tensor {shown(entry.name)} belongs to no {architecture.hf_class}"
         )
     if "{}" not in name:
         if entry.name.split(".")[-2] in architecture.row_vectors and len(entry.shape) == 1:
@@ -98,6 +103,11 @@ def named_parts(
         yield name, entry
         return
     count, shape = entry.shape[0], entry.shape[1:]
+    if len(shape) != 2 or count > MOST_EXPERTS:
+        raise CheckpointError(
+            f"{path}: tensor {shown(entry.name)} has shape {list(entry.shape)}; the experts of a "
+            f"layer are a stack of at most {MOST_EXPERTS} matrices"
+        )
     size = entry.num_bytes // count
     for index in range(count):
         offset = entry.offset + index * size

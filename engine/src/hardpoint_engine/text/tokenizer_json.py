@@ -7,16 +7,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hardpoint.checkpoints.files import contained, read_whole
 from hardpoint.errors import CheckpointError
 
 from hardpoint_engine.text.vocabulary import Vocabulary, checked
 
+if TYPE_CHECKING:
+    import tokenizers
+
 MOST_VOCABULARY_BYTES = 256 << 20
 MOST_TEXT_BYTES = 4 << 20
 """Larger files are refused unread: no known tokenizer is a tenth of that."""
+MOST_PART_BYTES = 8 << 20
+LONGEST_PUT_IN = 1 << 12
+NOT_PUT_IN = ("precompiled_charsmap",)
+"""Tables that are data of a part, not text."""
 
 
 def read_json_tokenizer(source: Path) -> Vocabulary:
@@ -25,20 +32,48 @@ def read_json_tokenizer(source: Path) -> Vocabulary:
     Raises CheckpointError naming the file.
     """
     folder, name = (source, "tokenizer.json") if source.is_dir() else (source.parent, source.name)
-    import tokenizers
+    from tokenizers import Tokenizer
 
     path = contained(folder, name)
     data = read_whole(path, MOST_VOCABULARY_BYTES)
     tokenizer = checked(
         f"{path} is not a tokenizer that can be read",
-        lambda: tokenizers.Tokenizer.from_buffer(data),
+        lambda: Tokenizer.from_buffer(data),
     )
+    _check_parts(path, tokenizer)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     settings = _settings(folder)
     return Vocabulary(
         tokenizer, chat_template=_template(folder, settings), template_values=_values(settings)
     )
+
+
+def _check_parts(path: Path, tokenizer: tokenizers.Tokenizer) -> None:
+    """Refuse what would blow up texts: parts that are huge, or that put in long texts."""
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        part: Any = getattr(tokenizer, name)
+        if part is None:
+            continue
+        state = part.__getstate__()  # its JSON: the one way to read a part's settings
+        longest = MOST_PART_BYTES + 1
+        if len(state) <= MOST_PART_BYTES:
+            longest = _longest_put_in(json.loads(state))
+        if longest > LONGEST_PUT_IN:
+            raise CheckpointError(
+                f"{path}: its {name} holds {longest} characters or more to be put into texts; at "
+                f"most {LONGEST_PUT_IN} are accepted: no known tokenizer has as many"
+            )
+
+
+def _longest_put_in(state: Any) -> int:
+    """Return the length of the longest text, or list of steps, in a part's settings."""
+    if isinstance(state, dict):
+        kept = (value for key, value in state.items() if key not in NOT_PUT_IN)
+        return max(map(_longest_put_in, kept), default=0)
+    if isinstance(state, list):
+        return max(len(state), *map(_longest_put_in, state), 0)
+    return len(state) if isinstance(state, str) else 0
 
 
 def _text(path: Path) -> str:
