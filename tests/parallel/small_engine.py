@@ -1,12 +1,7 @@
-"""Runs a small random Llama of 6 query and 3 key-value heads in 5 layers, as its argument says.
-
-As a script it prints, as JSON, what it answered to the usual requests.
-"""
+"""Runs a small random Llama of 6 query and 3 key-value heads in 5 layers."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 KEYS = {
@@ -78,8 +73,3 @@ def answers(llm):
         "logprobs": [[value.logprob for value in row.values()] for row in first],
         "preemptions": llm.metrics.preemptions,
     }
-
-
-if __name__ == "__main__":
-    with start(**json.loads(sys.argv[1])) as made:
-        print(json.dumps(answers(made)))

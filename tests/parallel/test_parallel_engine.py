@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -34,9 +36,11 @@ def start(tensor=1, pipeline=1, **keys):
 
 
 @pytest.fixture(scope="module")
-def shards():
-    """Two tensor shards, for tests that leave them as they were."""
-    with start(2) as llm:
+def shards(expected):
+    """Two tensor shards, for tests that leave them as they were: forked, or it is an error, though
+    a worker has lived in this process.
+    """
+    with start(2, **{"plugins.mp.start": "nursery"}) as llm:
         yield llm
 
 
@@ -85,6 +89,9 @@ def test_with_gloo_too(expected):
     with start(2, 2, **{"plugins.cpu.collectives": "gloo"}) as llm:
         kinds = llm.collective_rpc(kind_of_groups)
         assert kinds == ["ProcessGroupCommunicator"] * 4
+        found = sockets_of(llm)
+        assert found[0] == found[1] == set(), "driver and nursery have none"
+        assert set().union(*found[2:]) == {"tcp 0100007F"}, "loopback alone"
         assert small_engine.answers(llm)["tokens"] == expected["tokens"]
 
 
@@ -166,9 +173,9 @@ def test_a_call_that_fails_on_every_rank_alike_ends_nothing(shards):
     assert len(results[0].outputs[0].token_ids) == 16
 
 
-def test_no_worker_listens_on_a_network(shards):
+def test_nothing_listens_where_ranks_meet_in_memory(shards):
     shards.generate([[1, 2, 3]], small_engine.sampling()[0])
-    assert shards.collective_rpc(listening_sockets) == [0, 0]
+    assert sockets_of(shards) == [set()] * 4
 
 
 def test_two_engines_side_by_side(shards, stages):
@@ -186,6 +193,32 @@ def test_two_engines_side_by_side(shards, stages):
         thread.join(PATIENCE)
     assert len(results) == 2
     assert results["shards"] == results["stages"]
+
+
+def sockets_of(llm):
+    """Return where driver, nursery and each worker can be reached, as far as others could: what is
+    listened at, and what has a name. Addresses are hexadecimal.
+    """
+    pids = llm.collective_rpc(process_ids)
+    return [reachable(pid) for pid in (os.getpid(), pids[0][1], *(pid for pid, _ in pids))]
+
+
+def reachable(pid):
+    mine = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            mine.add(str(link.readlink()).removeprefix("socket:[").removesuffix("]"))
+    found = set()
+    for table in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[9] in mine and (fields[3] == "0A" or not table.startswith("tcp")):
+                found.add(f"{table} {fields[1].split(':')[0]}")
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[6] in mine and len(fields) > 7:
+            found.add(f"unix {fields[7]}")
+    return found
 
 
 def wait_for(condition):
@@ -267,26 +300,15 @@ def reduce_then_fail(worker):
     raise RuntimeError("all of us")
 
 
-def listening_sockets(worker):
-    from pathlib import Path
+def process_ids(worker):
+    import os
 
-    mine = set()
-    for link in Path("/proc/self/fd").iterdir():
-        try:
-            mine.add(str(link.readlink()))
-        except OSError:
-            continue
-    lines = [
-        line.split()
-        for table in ("tcp", "tcp6")
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-    ]
-    return sum(fields[3] == "0A" and f"socket:[{fields[9]}]" in mine for fields in lines)
+    return os.getpid(), os.getppid()
 
 
 for _function in (
     bytes_of_weights, num_blocks, kind_of_groups, count_messages, messages, reduce_but_fail_on,
-    reduce_late_on, reduce_then_fail, listening_sockets,
+    reduce_late_on, reduce_then_fail, process_ids,
 ):  # fmt: skip
     _function.__module__ = "__main__"  # so that they travel by value
 assert "small_engine" not in sys.modules

@@ -116,8 +116,9 @@ class Platform(ABC):
         return ()
 
     def fork_safe(self) -> ForkSafety:
-        """Say whether this process could be forked: runtime not initialised here, nor in the
-        process it came from.
+        """Say whether workers may be forked of a nursery that this process starts and that imports
+        ``preload``: no where a runtime that was initialised here, or in the process that this one
+        came from, has left what a new program inherits. This process itself is never forked.
         """
         return ForkSafety(safe=True, reason="nothing of this platform is initialised in the driver")
 

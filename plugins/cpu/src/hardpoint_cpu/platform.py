@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from hardpoint.capabilities import NOT_YET, YES, Capability, Support
-from hardpoint.platform import Platform, RequestView
-from hardpoint.records import Device, ForkSafety, Limits, Placement, Problem, Verdict
-from hardpoint_runtime.sampling.support import unsupported
+from hardpoint.platform import Platform
+from hardpoint.records import Device, Limits, Placement, Problem, Verdict
 
 from hardpoint_cpu import memory, threads
 from hardpoint_cpu.procfs import ROOT, read
@@ -28,6 +26,7 @@ OFFERED = frozenset(
         Capability.LOGPROBS,
         Capability.PROMPT_LOGPROBS,
         Capability.GRAMMAR,
+        Capability.LOGITS_PROCESSORS,
         Capability.BLOCK_COPIES,
         Capability.GRAPHS,
         Capability.SHARDED_STATE,
@@ -112,16 +111,6 @@ class CpuPlatform(Platform):
     def check(self, config: Config) -> Sequence[Problem]:
         """Return what of the plugin's own settings cannot be honoured."""
         return threads.problems(self.options, threads.usable_cores(self.root))
-
-    def check_request(self, request: RequestView) -> Problem | None:
-        """Refuse sampling parameters that the toolkit does not honour yet."""
-        return unsupported(request.sampling)
-
-    def fork_safe(self) -> ForkSafety:
-        """Unsafe once a cpu worker lived in this process: torch's threads do not survive a fork."""
-        if "hardpoint_cpu.worker" in sys.modules:
-            return ForkSafety(safe=False, reason="a cpu worker has started threads in this process")
-        return super().fork_safe()
 
     def _multiplies_bfloat16(self) -> bool:
         flags = (read(self.root / "proc/cpuinfo") or "").split()
