@@ -130,8 +130,10 @@ def laid_out(architecture: str, config: dict, stem: str, values: np.ndarray) -> 
     return values[0] if stem.endswith("shared_expert_gate") else values
 
 
-def write_gguf(path: Path, name: str, tensors, kinds=None) -> None:
-    """Write a row's file; ``kinds`` gives the type of a matrix by its GGUF name (F32)."""
+def write_gguf(path: Path, name: str, tensors, kinds=None, tables=None) -> None:
+    """Write a row's file; ``kinds`` gives the type of a matrix by its GGUF name (F32), ``tables``
+    is a SentencePiece vocabulary.
+    """
     import gguf
 
     architecture, _, values = ROWS[name]
@@ -155,6 +157,11 @@ def write_gguf(path: Path, name: str, tensors, kinds=None) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(0)
+    if tables is not None:
+        writer.add_tokenizer_model("llama")
+        writer.add_unk_token_id(0)
+        for key, value in tables.items():
+            writer.add_array(f"tokenizer.ggml.{key}", value)
     for key, add in (
         ("num_experts", writer.add_expert_count),
         ("num_local_experts", writer.add_expert_count),
@@ -310,3 +317,53 @@ def test_every_type_is_what_transformers_reads(tmp_path, kind):
     assert set(got) == set(model.state_dict())
     for each, tensor in model.state_dict().items():
         assert torch.equal(got[each].view(torch.int32), tensor.view(torch.int32)), each
+
+
+def test_a_single_file_answers_as_transformers_does(tmp_path):
+    """Description, weights of mixed K-quants and a SentencePiece vocabulary, all out of one file;
+    greedy ids and text.
+    """
+    import transformers
+    from hardpoint_engine import LLM, SamplingParams
+
+    wide = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 400}
+    tensors = save_folder("llama", tmp_path, **wide)
+    few = ("output.weight", "blk.0.attn_v.weight", "blk.1.ffn_down.weight")
+    kinds = {
+        name: "Q6_K" if name in few else "Q4_K"
+        for name, values in stored_tensors("llama", COMMON | wide, tensors).items()
+        if values.ndim > 1
+    }
+    write_gguf(tmp_path / "m.gguf", "llama", tensors, kinds, tokenizer_tables(400))
+    for name in ("model.safetensors", "config.json", "generation_config.json"):
+        (tmp_path / name).unlink()
+    prompt = "in a hole <0x41>\n lived 日本"
+    source = {"gguf_file": "m.gguf"}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, **source
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, **source)
+    ids = tokenizer(prompt).input_ids
+    theirs.generation_config.eos_token_id = None
+    expected = theirs.generate(
+        torch.tensor([ids]), do_sample=False, max_new_tokens=24, pad_token_id=0
+    )[0, len(ids) :].tolist()
+    with LLM(
+        model=str(tmp_path / "m.gguf"), platform="cpu", executor="uni", dtype="float32",
+        num_kv_blocks=16,
+    ) as llm:  # fmt: skip
+        greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+        (result,) = llm.generate([prompt], greedy)
+    assert list(result.prompt_token_ids) == ids
+    assert list(result.outputs[0].token_ids) == expected
+    assert result.outputs[0].text == tokenizer.decode(expected, skip_special_tokens=True)
+
+
+def tokenizer_tables(size: int) -> dict[str, list]:
+    """A SentencePiece vocabulary: bytes, letters, pairs, and filling."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += [*"▁abcdefghijklmnopqrstuvwxyz", "▁a", "in", "▁l", "ho", "le", "▁ho", "▁hole", "日"]
+    kinds = [2, 3, 3] + [6] * 256
+    tokens += [f"▁x{index}" for index in range(size - len(tokens))]
+    kinds += [1] * (size - len(kinds))
+    return {"tokens": tokens, "token_type": kinds, "scores": [-float(i) for i in range(size)]}
