@@ -150,13 +150,21 @@ def test_head_splits_that_work_are_let_through(tensor):
 
 @pytest.mark.parametrize(("path", "harmless", "capability"), NEEDS)
 def test_a_feature_needs_its_capability(path, harmless, capability):
-    value = True if isinstance(harmless, bool) else 2
+    value = {bool: True, tuple: ("acme:Processor",)}.get(type(harmless), 2)
     platform = Acme(workers=2, lacks=[capability])
     (problem,) = problems_of(platform, executor=Staged, **{path: value})
     assert problem.key == path
     assert f"platform 'acme' does not support {capability.value} (not yet)" in problem.message
     assert "another platform" in problem.way_out
     check(load(platform, **{path: harmless}), Extensions(), platform)
+
+
+def test_processors_that_would_see_drafts_are_refused():
+    platform = Acme()
+    more = {"num_speculative_tokens": 2, "logits_processors": ["acme:Processor"]}
+    (problem,) = problems_of(platform, **more)
+    assert problem.key == "logits_processors"
+    assert "num_speculative_tokens = 0" in problem.way_out
 
 
 def test_never_is_told_apart_from_not_yet():

@@ -203,9 +203,9 @@ def test_a_configuration_travels_to_workers_as_it_is():
         copy.seed = 4
 
 
-def test_sub_configurations_are_the_ten_of_the_executors_api_and_two_of_ours():
+def test_sub_configurations_are_the_ten_of_the_executors_api_and_three_of_ours():
     sections = {each.section for each in KEYS} - {"", "plugins"}
-    assert sections - {"graph", "rpc"} == {
+    assert sections - {"graph", "rpc", "sampling"} == {
         "model", "cache", "parallel", "scheduler", "load", "device", "lora", "speculative",
         "prompt_adapter", "observability",
     }  # fmt: skip

@@ -51,6 +51,7 @@ class Capability(Enum):
     PROMPT_EMBEDS = "prompt embeddings"
     KV_CONNECTOR = "KV connectors"
     EC_CONNECTOR = "encoder-cache connectors"
+    LOGITS_PROCESSORS = "custom logits processors"
 
 
 SINCE: dict[Capability, tuple[int, int]] = dict.fromkeys(Capability, (2, 0))

@@ -230,7 +230,7 @@ def hardpoint_graph_policies() -> Sequence[Offer]:
 
 @hookspec
 def hardpoint_logits_processors() -> Sequence[Offer]:
-    """Offer logits processors. Called in workers, when the sampler is built.
+    """Offer logits processors. Called in workers, and in the driver to check requests.
 
     Example::
 
@@ -282,9 +282,7 @@ def hardpoint_ec_connectors() -> Sequence[Offer]:
 
 @hookspec
 def hardpoint_weight_loaders() -> Sequence[Offer]:
-    """Offer weight loaders by format name: classes called with a ``ModelDescription`` that give a
-    :class:`hardpoint.checkpoints.WeightSource`, which every platform takes, or what the one
-    platform of the offer takes. Called in workers, once at load.
+    """Offer weight loaders by format name; see :mod:`hardpoint.checkpoints`. Called in workers.
 
     Example::
 

@@ -10,7 +10,6 @@ from hardpoint.records import AnyPlatform, Offer, Operation
 
 UNUSED = (
     "hardpoint_quantizations",
-    "hardpoint_logits_processors",
     "hardpoint_drafters",
     "hardpoint_kv_connectors",
     "hardpoint_ec_connectors",

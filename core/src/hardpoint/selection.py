@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from hardpoint.capabilities import Capability, Support
 from hardpoint.config.checks import capability_problems
 from hardpoint.config.keys import get
 from hardpoint.config.problems import config_error, with_origin
@@ -53,13 +54,15 @@ def select_platform(registry: Registry, config: Config) -> Platform:
         name = _best(explain_selection(registry, config))
     registry.use("platform", name)
     registry.extensions()
-    _warn_of_unused(registry)
-    return registry.platform(name)
+    platform = registry.platform(name)
+    _warn_of_unused(registry, platform)
+    return platform
 
 
-def _warn_of_unused(registry: Registry) -> None:
+def _warn_of_unused(registry: Registry, platform: Platform) -> None:
     plugins = (*registry.used("platform"), *registry.used("extension"))
-    for hook in UNUSED:
+    processes = platform.support(Capability.LOGITS_PROCESSORS) is Support.YES
+    for hook in UNUSED if processes else (*UNUSED, "hardpoint_logits_processors"):
         names = registry.implementers(hook)
         for provider in dict.fromkeys(p.provider for p in plugins if p.name in names):
             _logger.warning("%s of %s: nothing uses this hook in this version", hook, provider)

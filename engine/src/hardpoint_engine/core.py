@@ -34,7 +34,7 @@ from hardpoint_engine.request import EngineOutput, EngineRequest, Request
 from hardpoint_engine.scheduling.admission import AdmissionPolicy
 from hardpoint_engine.scheduling.intake import Intake, Seeds
 from hardpoint_engine.scheduling.kv_planning import KVPlan
-from hardpoint_engine.scheduling.parts import make_blocks, make_limits
+from hardpoint_engine.scheduling.parts import make_blocks, make_limits, make_request_checks
 from hardpoint_engine.scheduling.scheduler import Scheduler
 from hardpoint_engine.scheduling.stopping import FinishReason, StopRule
 from hardpoint_engine.step_trace import trace_step
@@ -106,7 +106,8 @@ class EngineCore:
             platform=platform,
             vocab_size=self.description.vocab_size,
             max_model_len=self.max_model_len,
-            max_logprobs=config.model.max_logprobs,
+            max_logprobs=config.sampling.max_logprobs,
+            processors=make_request_checks(config, registry, platform),
         )
         seed = config.model.seed
         self._seeds = Seeds(int.from_bytes(os.urandom(7), "big") if seed is None else seed)

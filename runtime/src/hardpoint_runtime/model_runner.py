@@ -45,6 +45,7 @@ from hardpoint_runtime.parallel.pipeline import StageLine
 from hardpoint_runtime.parallel.seat import ALONE, Seat
 from hardpoint_runtime.sampling.batch import build_sampling_batch
 from hardpoint_runtime.sampling.columns import SAMPLING_COLUMNS
+from hardpoint_runtime.sampling.processors import Processors
 from hardpoint_runtime.sampling.prompt_logprobs import PromptLogprobs, output_rows
 from hardpoint_runtime.sampling.sampler import Sampler
 from hardpoint_runtime.waiting_steps import WaitingStep, WaitingSteps
@@ -93,6 +94,7 @@ class TorchModelRunner(ModelRunner):
         self.requests: Requests | None = None
         self.builders: tuple[AttentionMetadataBuilder, ...] = ()
         self.sampler: Sampler | None = None
+        self.processors: Processors | None = None
         self.graph_plan = GraphPlan.eager()
         self.graphs: StepGraphs | None = None
         self.timing = self.make_timing()
@@ -148,9 +150,8 @@ class TorchModelRunner(ModelRunner):
             load_into(model, weights, self.dtype, self.context.cancelled)
 
     def make_kv_cache(self, kv_cache_config: KVCacheConfig) -> KVCache:
-        """Allocate the KV cache and bind it to the layers.
-
-        Raises MemoryBudgetError if the device does not give that much.
+        """Allocate the KV cache and bind it to the layers. Raises MemoryBudgetError if the device
+        does not give that much.
         """
         return KVCache.allocate(kv_cache_config, self.device)
 
@@ -241,11 +242,7 @@ class TorchModelRunner(ModelRunner):
         return self.get_model().kv_cache_spec(block_size, self._kv_cache_dtype())
 
     def profile_run(self) -> None:
-        """Allocate what the largest step allocates beside weights and KV cache.
-
-        Called by the worker, which watches the memory. One layer with as many tokens as a step
-        may have, then the logits and the sampling of as many requests as may run.
-        """
+        """Allocate what the largest step allocates beside weights and KV cache."""
         profile(self)
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig) -> None:
@@ -254,6 +251,7 @@ class TorchModelRunner(ModelRunner):
         self.requests = self.make_requests(kv_cache_config)
         self.builders = tuple(self.make_metadata_builders(kv_cache_config))
         self.sampler = self.make_sampler()
+        self.processors = Processors.load(self.config, self.registry, self.platform, self.requests)
 
     def warm_up(self) -> WarmUpReport:
         """Run a decode, a prefill and every way of sampling once, with rows that belong to nobody.
@@ -475,6 +473,7 @@ class TorchModelRunner(ModelRunner):
             vocab_size=step.logits.shape[1],
             eos_token_ids=self.description.eos_token_ids,
             grammar=grammar,
+            processors=self.processors and self.processors.begin(ids),
         )
         with self.device.inference():
             sampled = self.sampler.sample(step.logits, batch)
@@ -492,8 +491,7 @@ class TorchModelRunner(ModelRunner):
 
 
 def _described(context: WorkerContext) -> ModelDescription:
-    description = context.config.description
-    if description is None:
+    if (description := context.config.description) is None:
         raise HardpointError(
             "the configuration has no model description; the engine reads it before it starts "
             "workers (hardpoint.checkpoints.read_description)"

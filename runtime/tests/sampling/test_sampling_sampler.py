@@ -10,7 +10,6 @@ import torch
 from hardpoint.errors import InvalidRequestError
 from hardpoint.messages import GrammarOutput
 from hardpoint.sampling_params import SamplingParams
-from hardpoint_runtime.sampling.support import unsupported
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -160,31 +159,6 @@ def test_a_mask_of_the_wrong_length_is_refused(sample):
     grammar = GrammarOutput(req_ids=("a",), masks=((b"\xff" * 8,),))
     with pytest.raises(InvalidRequestError, match=r"request 'a' has 8 bytes, .* needs 12"):
         sample({"a": SamplingParams(temperature=0)}, torch.zeros(1, 70), grammar=grammar)
-
-
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("extra_args", {"extra_args": {"mine": 1}}),
-    ],
-)
-def test_what_would_be_ignored_is_refused_by_name(name, more):
-    problem = unsupported(SamplingParams(**more))
-    assert (problem.key, problem.value) == (name, getattr(SamplingParams(**more), name))
-
-
-def test_every_other_parameter_is_honoured():
-    assert (
-        unsupported(
-            SamplingParams(
-                temperature=0.5, top_p=0.5, top_k=5, min_p=0.1, presence_penalty=1,
-                frequency_penalty=1, repetition_penalty=1.1, seed=1, max_tokens=5, min_tokens=1,
-                stop=("x",), stop_token_ids=(1,), logprobs=3, logprob_token_ids=(1,),
-                logit_bias={1: 1.0}, allowed_token_ids=(1,),
-            )
-        )
-        is None
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ NEEDS = (
     ("num_speculative_tokens", 0, Capability.SPECULATIVE),
     ("async_scheduling", False, Capability.ASYNC_SCHEDULING),
     ("enable_prefix_caching", False, Capability.PREFIX_CACHING),
+    ("logits_processors", (), Capability.LOGITS_PROCESSORS),
 )
 """Keys that need a capability as soon as their value is another than the one given."""
 
@@ -70,7 +71,7 @@ def config_problems(
         executor_class=executor_class,
     )
     problems = capability_problems(config, platform)
-    for rule in (_types, _cache, _scheduling, _model, _parallel, _devices, _graphs):
+    for rule in (_types, _cache, _scheduling, _sampling, _model, _parallel, _devices, _graphs):
         problems += rule(case)
     problems += [*_extensions(config, registry), *_graph_policy(config, registry, platform)]
     problems += _platform_problems(config, platform)
@@ -175,6 +176,16 @@ def _scheduling(case: Case) -> Iterator[Problem]:
         )
     if scheduler.async_scheduling and case.supports(Capability.ASYNC_SCHEDULING):
         yield from _asynchronous(case)
+
+
+def _sampling(case: Case) -> Iterator[Problem]:
+    processors = case.config.sampling.logits_processors
+    if processors and case.config.speculative.num_speculative_tokens:
+        yield case.problem(
+            "logits_processors",
+            "drafts are judged several tokens at a time, and processors see one.",
+            "Set num_speculative_tokens = 0, or leave them out.",
+        )
 
 
 def _asynchronous(case: Case) -> Iterator[Problem]:

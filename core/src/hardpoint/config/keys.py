@@ -106,7 +106,9 @@ def _key(attribute: Attribute[Any], hint: Any, section: str) -> Key:
 def _reader(kind: type, options: list[Any], hint: Any) -> Callable[[object], Any]:
     if type in options:
         return values.reference
-    return values.wholes if kind is tuple and int in get_args(hint) else _READERS[kind]
+    if kind is tuple and int in get_args(hint):
+        return values.wholes
+    return values.references if kind is tuple and str not in get_args(hint) else _READERS[kind]
 
 
 def _collect() -> Iterator[Key]:

@@ -46,11 +46,6 @@ class ModelConfig:
     )
     max_model_len: int | None = key(None, "longest request in tokens, answer included", low=1)
     seed: int | None = key(None, "seed of requests that bring none; unset: a fresh one", low=0)
-    max_logprobs: int = key(
-        20,
-        "most log-probabilities of one token that a request may ask for; -1: any number",
-        low=-1,
-    )
 
 
 @frozen(kw_only=True)
@@ -97,6 +92,18 @@ class SchedulerConfig:
     )
     admission: str | None = key(None, "name of the admission policy")
     async_scheduling: bool = key(False, "plan a step while the previous one runs")
+
+
+@frozen(kw_only=True)
+class SamplingConfig:
+    """How tokens are chosen, beside what each request asks for."""
+
+    max_logprobs: int = key(
+        20, "most log-probabilities of one token that a request may ask for; -1: any number", low=-1
+    )
+    logits_processors: tuple[str | type, ...] = key(
+        (), "what changes logits before a choice: references 'module:Class', in order"
+    )
 
 
 @frozen(kw_only=True)
@@ -226,6 +233,7 @@ class Config:
     cache: CacheConfig = field(factory=CacheConfig)
     parallel: ParallelConfig = field(factory=ParallelConfig)
     scheduler: SchedulerConfig = field(factory=SchedulerConfig)
+    sampling: SamplingConfig = field(factory=SamplingConfig)
     load: LoadConfig = field(factory=LoadConfig)
     device: DeviceConfig = field(factory=DeviceConfig)
     lora: LoRAConfig = field(factory=LoRAConfig)

@@ -128,6 +128,14 @@ def reference(value: object) -> str | type:
         raise ValueError("must be a name, a reference 'module:Class' or a class") from None
 
 
+def references(value: object) -> tuple[str | type, ...]:
+    """Return a list of references and classes as a tuple. Raises ValueError."""
+    try:
+        return tuple(reference(item) for item in items(value))
+    except (TypeError, ValueError):
+        raise ValueError("must be a list of references 'module:Class' or classes") from None
+
+
 def refusal(value: Any, metadata: Mapping[str, Any]) -> str:
     """Return why ``value``, of the right type, is outside the choices or bounds of
     :func:`hardpoint.config.schema.key`, or "".

@@ -6,11 +6,13 @@ Nothing is queued, and no worker hears of it, until everything here has passed.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from attrs import evolve, frozen
 from hardpoint.capabilities import Capability
 from hardpoint.errors import InvalidRequestError, UnsupportedError
+from hardpoint.logits_processor import LogitsProcessor
 from hardpoint.platform import Platform, RequestView
 
 from hardpoint_engine.request import EngineRequest
@@ -23,13 +25,15 @@ class Intake:
     """Checks requests against the model, the cache and the platform.
 
     ``max_model_len`` is the longest request in tokens, answer included; ``max_logprobs`` the most
-    log-probabilities of one token (-1: any number).
+    log-probabilities of one token (-1: any number). ``processors()`` are those that take
+    ``extra_args``.
     """
 
     platform: Platform
     vocab_size: int
     max_model_len: int
     max_logprobs: int = -1
+    processors: Callable[[], Sequence[type[LogitsProcessor]]] = tuple
 
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidRequestError (or UnsupportedError, naming the capability) for what cannot be
@@ -40,6 +44,8 @@ class Intake:
         self._check_prompt(request)
         self._check_sampling(request)
         self._check_logprobs(request)
+        if request.sampling.extra_args:
+            self._check_extra(request)
         self._check_adapters(request)
         view = RequestView(
             req_id=request.req_id,
@@ -118,6 +124,18 @@ class Intake:
                 )
         if sampling.prompt_logprobs is not None:
             self.platform.require(Capability.PROMPT_LOGPROBS)
+
+    def _check_extra(self, request: EngineRequest) -> None:
+        processors = self.processors()
+        if not processors:
+            self._refuse(
+                "extra_args",
+                request.sampling.extra_args,
+                f"request {request.req_id}: there is no logits processor to take extra_args; name "
+                "one by the key logits_processors, or install a plugin that offers one",
+            )
+        for each in processors:
+            each.check(request.sampling)
 
     def _check_adapters(self, request: EngineRequest) -> None:
         for adapter, capability in (

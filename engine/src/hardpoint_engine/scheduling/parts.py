@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import cache
+
 from hardpoint.capabilities import Capability, Support
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.config import Config
 from hardpoint.config.resolution import admission_offer
 from hardpoint.errors import ConfigError
+from hardpoint.logits_processor import LogitsProcessor
 from hardpoint.platform import Platform
 from hardpoint.references import resolve_class
 from hardpoint.registry import Registry
@@ -56,6 +60,27 @@ def make_blocks(config: Config, description: ModelDescription, plan: KVPlan) -> 
             config.cache.kv_cache_dtype,
         ),
     )
+
+
+def make_request_checks(
+    config: Config, registry: Registry, platform: Platform
+) -> Callable[[], Sequence[type[LogitsProcessor]]]:
+    """Return what gives the logits processors that judge ``extra_args``. Their modules are imported
+    when it is first asked: in the driver there may never be a need.
+    """
+
+    @cache
+    def processors() -> Sequence[type[LogitsProcessor]]:
+        if platform.support(Capability.LOGITS_PROCESSORS) is not Support.YES:
+            return ()
+        offers = registry.offers("hardpoint_logits_processors", platform.name)
+        wanted = [*(offer.reference for offer in offers.values())]
+        return [
+            resolve_class(each, LogitsProcessor) if isinstance(each, str) else each
+            for each in (*wanted, *config.sampling.logits_processors)
+        ]
+
+    return processors
 
 
 def make_admission(config: Config, registry: Registry, platform: Platform) -> AdmissionPolicy:

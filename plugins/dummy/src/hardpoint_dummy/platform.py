@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from hardpoint.capabilities import YES, Capability, Support
+from hardpoint.capabilities import NOT_YET, YES, Capability, Support
 from hardpoint.platform import Platform, RequestView
 from hardpoint.records import Device, Limits, Placement, Problem, Verdict
 
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 
 
 class DummyPlatform(Platform):
-    """A device that is always there, offers every capability, and is chosen only by name."""
+    """A device that is always there, offers all but one capability, and is chosen only by name."""
 
     name: ClassVar[str] = "dummy"
     worker_class: ClassVar[str] = "hardpoint_dummy.worker:DummyWorker"
     model_runner_class: ClassVar[str] = "hardpoint_dummy.model_runner:DummyModelRunner"
-    capabilities: ClassVar[Mapping[Capability, Support]] = dict.fromkeys(Capability, YES)
+    capabilities: ClassVar[Mapping[Capability, Support]] = {
+        **dict.fromkeys(Capability, YES),
+        Capability.LOGITS_PROCESSORS: NOT_YET,  # its logits are plain lists
+    }
     preload: ClassVar[tuple[str, ...]] = ("hardpoint_dummy.worker", "hardpoint_dummy.model_runner")
     support_level: ClassVar[str] = "L1"
 

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import define, field
+from hardpoint.logits_processor import AddedRequest
 from hardpoint.messages import MessageError
 
+from hardpoint_runtime.batch.changes import SlotChanges
 from hardpoint_runtime.batch.columns import Array, Column, Columns
 
 if TYPE_CHECKING:
     from hardpoint.adapters import LoRARequest, PromptAdapterRequest
+    from hardpoint.logits_processor import RequestChanges
     from hardpoint.messages import BlockIds, Extra, Logprobs, NewRequestData, SchedulerOutput
     from hardpoint.sampling_params import SamplingParams
 
@@ -70,6 +73,7 @@ class Requests:
         self.block_tables = block_tables
         self.max_model_len = max_model_len
         self._states: dict[str, RequestState] = {}
+        self._changes: SlotChanges | None = None
 
     def __contains__(self, req_id: object) -> bool:
         return req_id in self._states
@@ -100,6 +104,8 @@ class Requests:
             state = self._states.pop(req_id, None)
             if state is not None:
                 self.columns.free(state.slot)
+                if self._changes is not None:
+                    self._changes.remove(state.slot)
 
     def park(self, req_ids: Iterable[str]) -> None:
         """Take the blocks of preempted requests; their tokens stay."""
@@ -143,6 +149,23 @@ class Requests:
             prompt_adapter=request.prompt_adapter,
             extra=request.extra,
         )
+        if self._changes is not None:
+            self._changes.add(
+                AddedRequest(
+                    slot=slot,
+                    req_id=request.req_id,
+                    prompt=request.prompt,
+                    sampling=request.sampling,
+                )
+            )
+
+    def record_changes(self) -> None:
+        """Note from now on which requests come and go. Called before there is any."""
+        self._changes = SlotChanges()
+
+    def take_changes(self) -> RequestChanges | None:
+        """Return, once, what came and went; None for nothing."""
+        return None if self._changes is None else self._changes.take()
 
     def update(self, plan: SchedulerOutput) -> None:
         """Apply the differences for running requests: computed counts are adopted, blocks appended

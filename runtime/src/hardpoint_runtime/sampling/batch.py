@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hardpoint.messages import GrammarOutput
 
     from hardpoint_runtime.batch.requests import Requests, RequestState
+    from hardpoint_runtime.sampling.processors import AppliedProcessors
 
 PENALTY_COLUMNS = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
@@ -62,6 +63,7 @@ class SamplingBatch:
     banned: Places | None = None
     bias: tuple[Places, Array] | None = None
     penalties: Penalties | None = None
+    processors: AppliedProcessors | None = None
     grammar: Mapping[int, Array] = field(factory=dict)
     logprobs: tuple[LogprobAsk, ...] = ()
 
@@ -69,7 +71,8 @@ class SamplingBatch:
     def edits_logits(self) -> bool:
         """Whether any row's logits are changed before the choice."""
         wishes = (self.allowed, self.banned, self.bias, self.penalties)
-        return bool(self.grammar) or any(wish is not None for wish in wishes)
+        changing = self.processors is not None and self.processors.changing
+        return bool(self.grammar or changing) or any(wish is not None for wish in wishes)
 
 
 def build_sampling_batch(
@@ -79,6 +82,7 @@ def build_sampling_batch(
     vocab_size: int,
     eos_token_ids: Sequence[int] = (),
     grammar: GrammarOutput | None = None,
+    processors: AppliedProcessors | None = None,
 ) -> SamplingBatch:
     """Gather the rows ``req_ids`` (all of them can be sampled) for the sampler.
 
@@ -109,6 +113,7 @@ def build_sampling_batch(
             for row in rows_with(Feature.MIN_TOKENS | Feature.BAD_WORDS)
         ),
         bias=_bias(states, rows_with(Feature.BIAS)),
+        processors=processors,
         penalties=_penalties(requests, states, slots, rows_with(Feature.PENALTIES)),
         grammar=masks,
         logprobs=tuple(

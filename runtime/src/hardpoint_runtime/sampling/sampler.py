@@ -1,7 +1,8 @@
 """The sampler: logits [n, V] in, one token for each row out. Stages in the documented order.
 
 Order: (raw logits kept for log-probabilities) float32, grammar, allowed ids, bad words and minimum
-length, bias, penalties, greedy choice; for rows that draw: temperature, min-p, top-k, top-p, draw.
+length, bias, processors that may change the best token, penalties, greedy choice; for rows that
+draw: temperature, min-p, processors that do not, top-k, top-p, draw.
 
 A row whose best logit after the edits is not a finite number, because one of its logits is NaN or
 +inf or because all are -inf, gets NO_CHOICE and is counted; no other row notices.
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from hardpoint_runtime.device import DeviceOps
     from hardpoint_runtime.sampling.batch import Draws, SamplingBatch
+    from hardpoint_runtime.sampling.processors import AppliedProcessors
 
 NO_CHOICE = 0
 """The token of a row that has nothing to choose from."""
@@ -59,7 +61,8 @@ class Sampler:
         usable = edited.gather(1, chosen[:, None])[:, 0].isfinite()
         if batch.draws is not None:
             rows = self.device.to_device(batch.draws.rows, torch.int64)
-            chosen = chosen.index_copy(0, rows, self.draw(edited, rows, batch.draws))
+            drawn = self.draw(edited, rows, batch.draws, batch.processors)
+            chosen = chosen.index_copy(0, rows, drawn)
         chosen = torch.where(usable, chosen, NO_CHOICE)
         logprobs: dict[int, Logprobs] = {}
         if batch.logprobs:
@@ -91,17 +94,28 @@ class Sampler:
             edits.forbid(edited, batch.banned, to_device)
         if batch.bias is not None:
             edits.add_bias(edited, *batch.bias, to_device)
+        if batch.processors is not None:
+            batch.processors.change(edited)
         if batch.penalties is not None:
             edits.penalise(edited, batch.penalties, to_device)
         return edited
 
-    def draw(self, logits: Tensor, rows: Tensor, draws: Draws) -> Tensor:
+    def draw(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        draws: Draws,
+        processors: AppliedProcessors | None = None,
+    ) -> Tensor:
         """Return the drawn ids int64 [m] of the rows that ``draws`` describes."""
         chosen = logits if len(draws.rows) == len(logits) else logits.index_select(0, rows)
         heated = bool((draws.temperature != 1).any())
         temperature = self._floats(draws.temperature) if heated else None
         min_p = None if draws.min_p is None else self._floats(draws.min_p)
         scaled = filters.tempered(chosen.to(torch.float32), temperature, min_p)
+        if processors is not None and processors.refining:
+            processors.refine(scaled, draws.rows)
+            scaled = scaled - scaled.amax(-1, keepdim=True)
         keys = self.device.to_device(draws.keys, torch.int64)
         if draws.top_k is None or draws.top_p is None:
             return filters.draw(scaled, keys)
