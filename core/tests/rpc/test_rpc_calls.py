@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import heapq
+import operator
 import random
 import threading
+from functools import partial
 
 import pytest
 from hardpoint.errors import CallTimeoutError, ExecutorFailedError, RemoteError
@@ -320,6 +322,10 @@ def test_a_call_has_the_name_of_its_callable():
     assert make_call(CallTable()).name == "m"
     call = Call(call_id=1, generation=0, method=test_a_call_has_the_name_of_its_callable)
     assert call.name == "test_a_call_has_the_name_of_its_callable"
+    bound = partial(partial(make_call, token="secret"), "secret")  # goes to messages and logs
+    assert Call(call_id=1, generation=0, method=bound).name == "make_call"
+    getter = operator.attrgetter("secret")
+    assert Call(call_id=1, generation=0, method=getter).name == "attrgetter"
 
 
 def test_a_call_that_was_cancelled_counts_as_done_for_waiters_when_it_is_reached():

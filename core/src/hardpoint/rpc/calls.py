@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
@@ -46,9 +47,14 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The method as people know it."""
+        """The method as people know it; never what it was given."""
         method = self.method
-        return method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
+        if isinstance(method, str):
+            return method
+        while isinstance(method, partial):
+            method = method.func
+        name: str = getattr(method, "__qualname__", None) or type(method).__qualname__
+        return name
 
     def pack(self, by: Codec | None = None) -> PackedCall:
         """Return the call as it travels within a process; raise EncodingError for what cannot.
