@@ -3,36 +3,30 @@ threads.
 
     python benchmarks/serving.py [--dtype float32] [--repeats 7] [--threads 2] [--json]
 
-Each engine lives in a process of its own, so that neither's idle threads take the other's cores;
-the two take turns, and the medians and their ratio are printed. Decode figures include the prefill
-of a 16-token prompt, for both. Every repetition has new random prompts, so that no prefix cache
-helps.
+The engines take turns, each in a process of its own (see `turns.py`); the medians and their ratio
+are printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
-import statistics
-import subprocess
-import sys
-import time
+from contextlib import ExitStack
 
-CASES = {
-    "decode batch 1": (1, 16, 64),
-    "decode batch 16": (16, 16, 64),
-    "prefill 1000": (1, 1000, 1),
-}
-VOCABULARY = (1000, 40000)
+import turns
 
 
-def prompts(batch: int, length: int, seed: int) -> list[list[int]]:
-    draw = random.Random(seed)
-    return [[draw.randrange(*VOCABULARY) for _ in range(length)] for _ in range(batch)]
+def generated(llm, tokens: list[list[int]], new: int) -> int:
+    """Generate greedily, just ``new`` tokens a prompt."""
+    from hardpoint_engine import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=new, min_tokens=new, ignore_eos=True)
+    return sum(len(result.outputs[0].token_ids) for result in llm.generate(tokens, params))
 
 
 class Hardpoint:
+    """The cpu platform."""
+
     def __init__(self, options: argparse.Namespace) -> None:
         from hardpoint_engine import LLM
 
@@ -46,10 +40,7 @@ class Hardpoint:
         )
 
     def run(self, tokens: list[list[int]], new: int) -> int:
-        from hardpoint_engine import SamplingParams
-
-        params = SamplingParams(temperature=0, max_tokens=new, min_tokens=new, ignore_eos=True)
-        return sum(len(r.outputs[0].token_ids) for r in self.llm.generate(tokens, params))
+        return generated(self.llm, tokens, new)
 
 
 class Transformers:
@@ -80,90 +71,32 @@ class Transformers:
 ENGINES = {"hardpoint": Hardpoint, "transformers": Transformers}
 
 
-def serve(options: argparse.Namespace) -> None:
-    """The child: one engine, one case per line on standard input."""
-    engine = ENGINES[options.child](options)
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        batch, length, new, seed = json.loads(line)
-        tokens = prompts(batch, length, seed)
-        start = time.perf_counter()
-        made = engine.run(tokens, new)
-        seconds = time.perf_counter() - start
-        if made != batch * new:
-            raise SystemExit(f"{options.child} made {made} tokens, not {batch * new}")
-        print(json.dumps({"seconds": seconds}), flush=True)
-
-
-def ask(child: subprocess.Popen[str], message: object | None = None) -> dict[str, float]:
-    assert child.stdin is not None
-    assert child.stdout is not None
-    if message is not None:
-        child.stdin.write(json.dumps(message) + "\n")
-        child.stdin.flush()
-    for line in child.stdout:
-        if line.startswith("{"):
-            answer: dict[str, float] = json.loads(line)
-            return answer
-    raise SystemExit("an engine's process ended early; run it alone to see why")
-
-
-def measure(options: argparse.Namespace) -> list[dict[str, object]]:
-    children = {
-        name: subprocess.Popen(
-            [sys.executable, __file__, "--child", name, *sys.argv[1:]],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        for name in ENGINES
-    }  # fmt: skip
-    rows: list[dict[str, object]] = []
-    try:
-        for child in children.values():
-            ask(child)
-        for case, (batch, length, new) in CASES.items():
-            seconds: dict[str, list[float]] = {name: [] for name in children}
-            for repeat in range(options.repeats + 1):
-                for name, child in children.items():
-                    took = ask(child, [batch, length, new, repeat])["seconds"]
-                    if repeat:  # the first turn warms up
-                        seconds[name].append(took)
-            tokens = batch * new if new > 1 else length
-            medians = {name: tokens / statistics.median(times) for name, times in seconds.items()}
-            pairs = zip(seconds["transformers"], seconds["hardpoint"], strict=True)
-            ratio = statistics.median(theirs / ours for theirs, ours in pairs)
-            rows.append(
-                {"case": case, "dtype": options.dtype, "ratio": round(ratio, 2)}
-                | {name: round(value, 1) for name, value in medians.items()}
-            )
-    finally:
-        for child in children.values():
-            if child.stdin is not None:
-                child.stdin.close()
-            child.wait(30)
-    return rows
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(doc: str | None, engines: dict[str, type]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--model", default=None, help="default: the installed default model")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="of torch")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--child", choices=tuple(ENGINES), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    parser.add_argument("--child", choices=tuple(engines), help=argparse.SUPPRESS)
+    return parser
+
+
+def main() -> None:
+    options = arguments(__doc__, ENGINES).parse_args()
     if options.child:
-        serve(options)
+        turns.serve(ENGINES[options.child](options))
         return
-    rows = measure(options)
+    with ExitStack() as stack:
+        children = {name: stack.enter_context(turns.Child("--child", name)) for name in ENGINES}
+        for child in children.values():
+            child.ask()
+        rows = turns.measured(children, turns.CASES, options.repeats, "hardpoint")
     if options.json:
-        print(json.dumps({"rows": rows}))
+        print(json.dumps({"dtype": options.dtype, "rows": rows}))
         return
     for row in rows:
-        print(
-            f"{row['case']:16} {row['dtype']:9} hardpoint {row['hardpoint']:8} tok/s   "
-            f"transformers {row['transformers']:8} tok/s   ratio {row['ratio']}"
-        )
+        print(options.dtype, turns.text_of(row))
 
 
 if __name__ == "__main__":

@@ -1,25 +1,33 @@
 """Tokens per second of the tpu platform as XLA on CPU, beside the cpu platform and `transformers`,
-in one run; and how long its programs take to compile, without and with its cache of them.
+in one run; how long its programs take to compile, without and with its cache of them; and where the
+time of a step goes.
 
-    python benchmarks/xla.py [--dtype float32] [--repeats 7] [--threads 2] [--json]
+    python benchmarks/xla.py [--quick] [--dtype float32] [--repeats 7] [--threads 2] [--json]
+    python benchmarks/xla.py --profile
 
-XLA on CPU; never run on a TPU: nothing here says how fast a TPU would be. Each engine lives in a
-process of its own and they take turns; see `serving.py`, whose cases and engines these are.
+XLA on CPU; never run on a TPU: nothing here says how fast a TPU would be. The engines take turns,
+each in a process of its own (see `turns.py`). `--quick`: few shapes, short answers, two turns. The
+profile is in `xla_profile.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from contextlib import ExitStack
 
 import serving
+import turns
 
 LABEL = "XLA on CPU; never run on a TPU"
+QUICK_CASES: dict[str, turns.Case] = {
+    "decode batch 1": (1, 16, 16),
+    "decode batch 16": (16, 16, 8),
+    "prefill 1000": (1, 1000, 1),
+}
+QUICK_BUCKETS = {"request_buckets": (1, 16), "token_buckets": (16, 256, 1024)}
 
 
 class Tpu:
@@ -28,6 +36,7 @@ class Tpu:
     def __init__(self, options: argparse.Namespace) -> None:
         from hardpoint_engine import LLM
 
+        buckets = QUICK_BUCKETS if options.quick or options.profile else {}
         settings = {"backend": "cpu", "compilation_cache": options.cache, "memory_bytes": 4 << 30}
         begun = time.perf_counter()
         self.llm = LLM(
@@ -36,8 +45,9 @@ class Tpu:
             executor="uni",
             dtype=options.dtype,
             max_model_len=2048,
+            max_num_seqs=16,
             max_num_batched_tokens=1024,
-            plugins={"tpu": settings},
+            plugins={"tpu": settings | buckets},
         )
         seconds = time.perf_counter() - begun
         (report,) = self.llm.collective_rpc("program_report")
@@ -49,101 +59,55 @@ class Tpu:
         }
 
     def run(self, tokens: list[list[int]], new: int) -> int:
-        from hardpoint_engine import SamplingParams
-
-        params = SamplingParams(temperature=0, max_tokens=new, min_tokens=new, ignore_eos=True)
-        return sum(len(r.outputs[0].token_ids) for r in self.llm.generate(tokens, params))
+        return serving.generated(self.llm, tokens, new)
 
 
 ENGINES = {"tpu": Tpu, "cpu": serving.Hardpoint, "transformers": serving.Transformers}
 
 
-def serve(options: argparse.Namespace) -> None:
-    """The child: one engine, one case per line on standard input."""
-    engine = ENGINES[options.child](options)
-    print(json.dumps({"ready": True} | getattr(engine, "started", {})), flush=True)
-    for line in sys.stdin:
-        batch, length, new, seed = json.loads(line)
-        tokens = serving.prompts(batch, length, seed)
-        start = time.perf_counter()
-        made = engine.run(tokens, new)
-        seconds = time.perf_counter() - start
-        if made != batch * new:
-            raise SystemExit(f"{options.child} made {made} tokens, not {batch * new}")
-        print(json.dumps({"seconds": seconds}), flush=True)
-
-
-def child(name: str, folder: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, __file__, "--child", name, "--cache", folder, *sys.argv[1:]],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
-    process.wait(60)
-
-
-def compile_times(folder: str) -> dict[str, dict[str, float]]:
+def compile_times(cache: str) -> dict[str, dict[str, float]]:
     """Start twice over one folder, empty at first."""
     found = {}
     for name in ("cold", "warm"):
-        process = child("tpu", folder)
-        try:
-            found[name] = serving.ask(process)
-        finally:
-            end(process)
+        with turns.Child("--child", "tpu", "--cache", cache) as child:
+            found[name] = child.ask()
         found[name].pop("ready")
     return found
 
 
-def measure(options: argparse.Namespace, folder: str) -> list[dict[str, object]]:
-    children = {name: child(name, folder) for name in ENGINES}
-    rows: list[dict[str, object]] = []
-    try:
-        for process in children.values():
-            serving.ask(process)
-        for case, (batch, length, new) in serving.CASES.items():
-            seconds: dict[str, list[float]] = {name: [] for name in children}
-            for repeat in range(options.repeats + 1):
-                for name, process in children.items():
-                    took = serving.ask(process, [batch, length, new, repeat])["seconds"]
-                    if repeat:  # the first turn warms up
-                        seconds[name].append(took)
-            tokens = batch * new if new > 1 else length
-            row: dict[str, object] = {"case": case, "dtype": options.dtype}
-            for name, times in seconds.items():
-                row[name] = round(tokens / statistics.median(times), 1)
-            for name in ("cpu", "transformers"):
-                pairs = zip(seconds[name], seconds["tpu"], strict=True)
-                row[f"tpu / {name}"] = round(statistics.median(a / b for a, b in pairs), 2)
-            rows.append(row)
-    finally:
-        for process in children.values():
-            end(process)
-    return rows
+def measure(options: argparse.Namespace, cache: str) -> list[dict[str, object]]:
+    with ExitStack() as stack:
+        children = {
+            name: stack.enter_context(turns.Child("--child", name, "--cache", cache))
+            for name in ENGINES
+        }
+        for child in children.values():
+            child.ask()
+        cases, repeats = (QUICK_CASES, 2) if options.quick else (turns.CASES, options.repeats)
+        return turns.measured(children, cases, repeats, "tpu")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default=None, help="default: the installed default model")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2, help="of the cpu platform and torch")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--child", choices=tuple(ENGINES), help=argparse.SUPPRESS)
-    parser.add_argument("--cache", help=argparse.SUPPRESS)
+    parser = serving.arguments(__doc__, ENGINES)
+    parser.add_argument("--quick", action="store_true", help="in about a minute")
+    parser.add_argument("--profile", action="store_true", help="where a step's time goes")
+    parser.add_argument("--cache", default="none", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        serve(options)
+        turns.serve(ENGINES[options.child](options))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        compiled = compile_times(folder)
-        rows = measure(options, folder)
+    if options.profile:
+        from xla_profile import profile
+
+        print(f"tpu platform: {LABEL}", flush=True)
+        profile(Tpu(options).llm)
+        return
+    with tempfile.TemporaryDirectory() as cache:
+        compiled = compile_times(cache)
+        rows = measure(options, cache)
     if options.json:
-        print(json.dumps({"label": LABEL, "compile": compiled, "rows": rows}))
+        found = {"label": LABEL, "dtype": options.dtype, "compile": compiled, "rows": rows}
+        print(json.dumps(found))
         return
     print(f"tpu platform: {LABEL}")
     for name, found in compiled.items():
@@ -152,9 +116,7 @@ def main() -> None:
             f"{found['programs']} programs, {found['from_cache']} from the cache"
         )
     for row in rows:
-        figures = "   ".join(f"{name} {row[name]:8} tok/s" for name in ENGINES)
-        ratios = "   ".join(f"{key} {row[key]}" for key in row if key.startswith("tpu /"))
-        print(f"{row['case']:16} {row['dtype']:9} {figures}   {ratios}")
+        print(options.dtype, turns.text_of(row))
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hardpoint.errors import UnsupportedError
 from hardpoint.sleep import SleepStateError
 from hardpoint_engine import LLM, SamplingParams
 
@@ -16,7 +19,7 @@ FEW = {"request_buckets": (4,), "token_buckets": (64,)}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def start(program_folder):
     """Start an engine over the dummy model."""
 
@@ -34,6 +37,13 @@ def start(program_folder):
     return make
 
 
+@pytest.fixture(scope="module")
+def engine(start):
+    """One for the tests that leave nothing behind."""
+    with start() as llm:
+        yield llm
+
+
 def ids(results) -> list[list[int]]:
     return [list(result.outputs[0].token_ids) for result in results]
 
@@ -41,25 +51,53 @@ def ids(results) -> list[list[int]]:
 PROMPTS = ["one", "a longer prompt that fills more than a tile of sixteen bytes", "x" * 50, "two"]
 
 
-def test_answers_are_those_of_the_cpu_platform(start):
+@pytest.fixture(scope="module")
+def expected(engine) -> list[list[int]]:
+    return ids(engine.generate(PROMPTS, GREEDY))
+
+
+def test_answers_are_those_of_the_cpu_platform(engine, expected):
     params = [GREEDY, GREEDY, SamplingParams(temperature=1, seed=5, max_tokens=6), GREEDY]
-    with start() as llm:
-        ours = ids(llm.generate(PROMPTS, params))
-        warm = ids(llm.generate(PROMPTS, params))
-        cached = llm.metrics.cached_tokens
+    ours = ids(engine.generate(PROMPTS, params))
+    before = engine.metrics.cached_tokens
+    assert ids(engine.generate(PROMPTS, params)) == ours
+    assert engine.metrics.cached_tokens > before
     with LLM(load_format="dummy", platform="cpu", executor="uni", seed=3, max_model_len=128) as cpu:
         assert ids(cpu.generate(PROMPTS, params)) == ours
-    assert warm == ours
-    assert cached > 0
+    assert [ours[index] == expected[index] for index in (0, 1, 3)] == [True] * 3
+
+
+def test_bad_words_and_the_least_length_hold(engine):
+    plain = engine.generate(["ab"], SamplingParams(temperature=0, max_tokens=8))[0].outputs[0]
+    word = plain.text[0]
+    params = SamplingParams(temperature=0, max_tokens=8, bad_words=[word], min_tokens=8)
+    other = engine.generate(["ab"], params)[0].outputs[0]
+    assert word not in other.text
+    assert len(other.token_ids) == 8
+
+
+def test_an_answer_has_the_form_that_was_asked_for(engine):
+    params = [
+        SamplingParams(temperature=1, seed=seed, max_tokens=9, structured_outputs=form)
+        for seed, form in enumerate([{"regex": "[0-9]{3}"}, {"choice": ["yes", "no"]}] * 2)
+    ]
+    texts = [result.outputs[0].text for result in engine.generate(PROMPTS, params)]
+    assert all(re.fullmatch("[0-9]{3}", text) for text in texts[::2])
+    assert set(texts[1::2]) <= {"yes", "no"}
+
+
+def test_log_probabilities_of_prompts_are_refused(engine):
+    with pytest.raises(UnsupportedError, match="'tpu' does not support prompt logprobs"):
+        engine.generate(["ab"], SamplingParams(prompt_logprobs=1))
 
 
 NEVER = {"rpc.pickle": "never"}
 """The reports of the plugin travel even so."""
 
 
-def test_sleep_reload_and_wake_through_the_engine(start):
-    with start(**NEVER) as llm:
-        expected = ids(llm.generate(PROMPTS, GREEDY))
+def test_sleep_reload_and_wake_through_the_engine(start, expected):
+    with start(settings=FEW, **NEVER) as llm:
+        assert ids(llm.generate(PROMPTS, GREEDY)) == expected
         executor = llm.core.executor
         executor.sleep(1)
         with pytest.raises(SleepStateError, match="weights awake"):
@@ -76,48 +114,34 @@ def test_sleep_reload_and_wake_through_the_engine(start):
         assert report.traces == report.shapes
 
 
-def test_bad_words_and_the_least_length_hold(start):
-    with start() as llm:
-        plain = llm.generate(["ab"], SamplingParams(temperature=0, max_tokens=8))[0].outputs[0]
-        word = bytes(plain.token_ids[:1]).decode("latin-1")
-        if not word.isascii() or not word.strip():
-            pytest.skip("the model's first byte is no character")
-        params = SamplingParams(temperature=0, max_tokens=8, bad_words=[word], min_tokens=8)
-        other = llm.generate(["ab"], params)[0].outputs[0]
-    assert word not in other.text
-    assert len(other.token_ids) == 8
-
-
-def test_as_many_devices_in_one_worker_give_the_same_answers(start):
-    with start() as llm:
-        expected = ids(llm.generate(PROMPTS, GREEDY))
+def test_as_many_devices_in_one_worker_give_the_same_answers(start, expected):
     with start(settings=FEW, tensor_parallel_size=2) as llm:
         assert llm.core.executor.world_size == 1
         assert ids(llm.generate(PROMPTS, GREEDY)) == expected
-    with start("mp", settings=FEW, tensor_parallel_size=2) as llm:
+
+
+def test_a_worker_in_a_process_of_its_own_takes_as_many_devices(start, expected):
+    with start("mp", settings=FEW, tensor_parallel_size=2, **NEVER) as llm:
         assert llm.core.executor.world_size == 1
-        assert ids(llm.generate(PROMPTS, GREEDY)) == expected
-
-
-def test_a_worker_in_a_process_of_its_own(start):
-    with start() as llm:
-        expected = ids(llm.generate(PROMPTS, GREEDY))
-    with start("mp", settings=FEW, **NEVER) as llm:
         assert ids(llm.generate(PROMPTS, GREEDY)) == expected
         (memory,) = llm.collective_rpc("memory_report")
         assert memory.label == LABEL
 
 
-def test_the_command_line_answers(program_folder):
+def test_the_command_line_answers_and_compiles_nothing_twice(engine, program_folder):
+    """With as many virtual devices as this process has; a program is kept for their number."""
+    (report,) = engine.collective_rpc("program_report")
     done = subprocess.run(
         [str(HARDPOINT), "generate", "--platform", "tpu", "--load-format",
-         "dummy", "--raw", "--max-tokens", "3",
+         "dummy", "--raw", "--max-tokens", "3", "--log-level", "info",
          "--set", "plugins.tpu.backend=cpu", "--set", "plugins.tpu.request_buckets=1,4",
          "--set", "plugins.tpu.token_buckets=16,64", "--num-kv-blocks", "40",
          "--max-model-len", "128", "--max-num-seqs", "4", "--max-num-batched-tokens", "64",
          "--set", f"plugins.tpu.compilation_cache={program_folder}", "one"],
         capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=3"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert LABEL in done.stderr
     assert "on platform tpu, executor uni" in done.stderr
+    assert f"{report.asked} of them from" in done.stderr

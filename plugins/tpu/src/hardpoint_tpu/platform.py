@@ -56,8 +56,6 @@ class TpuPlatform(Platform):
         capability: YES if capability in OFFERED else NOT_YET for capability in Capability
     }
     unsupported_parameters: ClassVar[Mapping[str, str]] = {
-        "prompt_logprobs": "log-probabilities of prompt tokens are not computed yet",
-        "structured_outputs": "no grammar library is connected yet",
         "extra_args": "no logits processor is there to take them",
     }
     support_level: ClassVar[str] = "L3"
