@@ -106,13 +106,26 @@ def test_forked_workers_draw_different_numbers(launcher):
         assert len(set(values)) == 3
 
 
-def test_nothing_of_the_nursery_or_of_a_sibling_is_open_in_a_worker(launcher):
-    executor = launcher.start(workers=3)
+@pytest.mark.parametrize("start", START)
+def test_nothing_of_the_nursery_or_of_a_sibling_is_open_in_a_worker(launcher, start):
+    executor = launcher.start(workers=3, **{"plugins.mp.start": start})
     first, *others = [each["files"] for each in executor.collective_rpc(about)]
     assert others == [first, first]
     assert first.count("socket") == 1  # its own control lane
     assert first.count("pipe") == 2  # its output, twice
     assert not any("pidfd" in name for name in first)
+
+
+@pytest.mark.parametrize("start", START)
+def test_ctrl_c_is_the_drivers_alone(launcher, start):
+    executor = launcher.start(**{"plugins.mp.start": start})
+    told = executor.collective_rpc(about)
+    for pid in (told[0]["parent"], *(each["pid"] for each in told)):
+        os.kill(pid, signal.SIGINT)
+    assert executor.collective_rpc(lambda worker: os.getpid()) == [each["pid"] for each in told]
+    assert executor.collective_rpc(lambda worker: signal.getsignal(signal.SIGINT)) == [
+        signal.SIG_IGN
+    ] * len(told)
 
 
 def test_titles_name_the_place_in_every_dimension(launcher, capfd):

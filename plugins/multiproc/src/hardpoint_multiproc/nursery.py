@@ -184,7 +184,7 @@ class Nursery:
             file_actions=actions,
             setpgroup=0,
             setsigmask=(),
-            setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGPIPE],
+            setsigdef=[signal.SIGTERM, signal.SIGPIPE],  # SIGINT stays ignored: it is the driver's
         )
 
     # End.
@@ -276,6 +276,7 @@ def main(fd: int, parent: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     set_title("hardpoint-nursery")
+    os.set_inheritable(fd, False)  # its end is the nursery's end, whatever plain workers do
     lane = socket.socket(fileno=fd)
     nursery = Nursery(lane)
     got = descriptors.receive(lane)
