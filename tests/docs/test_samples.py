@@ -99,6 +99,33 @@ def test_waiting_prompts_run_in_the_end(sample):
     assert [len(result["token_ids"]) for result in results] == [2, 2]
 
 
+CALM = """
+from hardpoint.errors import InvalidRequestError
+from hardpoint_engine import LLM, SamplingParams
+
+keys = {"platform": "cpu", "load_format": "dummy", "num_kv_blocks": 64, "seed": 1}
+with LLM(**keys) as llm:
+    def ids(**more):
+        sampling = SamplingParams(max_tokens=64, ignore_eos=True, **more)
+        results = llm.generate(["one", "two", "three"], sampling)
+        return [result.outputs[0].token_ids for result in results]
+
+    drawn = ids(temperature=2.0, seed=1)
+    assert all(13 not in answer for answer in drawn)
+    calm = ids(temperature=1.0, seed=1, extra_args={"calm": 0.001})
+    assert calm == ids(temperature=0) != drawn
+    try:
+        ids(extra_args={"calm": -1.0})
+    except InvalidRequestError as error:
+        print(error)
+"""
+
+
+def test_a_processor_reads_its_column(sample):
+    house = sample("writing-an-extension.md")
+    assert house.run("-c", CALM).stdout.splitlines()[-1].endswith("calm must be above 0")
+
+
 TORCH_ACME = """
 import simulated_device
 simulated_device.NAME = "acme"
@@ -122,4 +149,4 @@ def test_the_platform_generates_what_the_host_does(sample):
     (ours,), (theirs,) = chosen["results"], host["results"]
     assert ours["token_ids"] == theirs["token_ids"]
     refused = acme.run("generate", *arguments, "--prompt-logprobs", "1", code=2)
-    assert "prompt_logprobs" in refused.stderr
+    assert "platform 'acme' does not support prompt logprobs" in refused.stderr

@@ -46,6 +46,7 @@ def make_requests() -> Callable[..., Requests]:
             add(requests, name, *(wish if isinstance(wish, tuple) else (wish,)))
         return requests
 
+    make.add = add
     return make
 
 
