@@ -78,7 +78,6 @@ def _split(model_class: type[LanguageModel], reference: str, seat: Seat) -> dict
     if seat.is_alone:
         return {}
     if not model_class.can_split:
-        raise UnsupportedError(
-            "several ranks", f"the model {reference}", reason="it has no can_split"
-        )
+        reason = "transformers' code is only ever whole" if reference == FOREIGN else "no can_split"
+        raise UnsupportedError("several ranks", f"the model {reference}", reason=reason)
     return {"seat": seat}
