@@ -26,7 +26,7 @@ NO_FLAGS = {
     "logprob_token_ids",  # these need tables, or have no place in what is printed
     "logit_bias",
     "bad_word_ids",  # what `bad_words` becomes
-    "structured_outputs",
+    "structured_outputs",  # --json-schema, --regex, --choice
     "extra_args",
 }
 
@@ -96,6 +96,29 @@ def test_a_person_gets_the_best_answer_unless_a_flag_asks_for_a_draw():
         assert sampling(flag, value).temperature == 1
     assert sampling(seeded=True).temperature == 1
     assert sampling("--top-p", "0.9", "--temperature", "0").temperature == 0
+
+
+def test_forms_of_answers_have_flags(tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    found = [
+        sampling(*arguments).structured_outputs
+        for arguments in (
+            ("--json-schema", str(schema)),
+            ("--regex", "a+"),
+            ("--choice", "yes, sir", "--choice", "no"),
+            (),
+        )
+    ]
+    assert found == [
+        {"json": '{"type": "object"}'}, {"regex": "a+"}, {"choice": ("yes, sir", "no")}, None,
+    ]  # fmt: skip
+    for wrong, words in (
+        (("--json-schema", str(tmp_path / "none")), "none: it cannot be read: .*No such file"),
+        (("--regex", "a", "--choice", "b"), "must name exactly one"),
+    ):
+        with pytest.raises(InvalidRequestError, match=words):
+            sampling(*wrong)
 
 
 @pytest.mark.parametrize(

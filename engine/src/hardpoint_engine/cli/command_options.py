@@ -5,6 +5,7 @@ configuration are in :mod:`hardpoint.cli_options`. Light: a command's help must 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -35,6 +36,13 @@ SAMPLING_HELP: Mapping[str, str] = {
 }
 """The parameters that are flags. ``seed`` is a configuration key of that name."""
 
+FORMS: Mapping[str, tuple[str, str]] = {
+    "json_schema": ("FILE", "answer in JSON that is valid under the schema in this file"),
+    "regex": ("TEXT", "answer what this regular expression matches as a whole"),
+    "choice": ("TEXT", "answer one of these texts; give it several times"),
+}
+"""The flags for ``structured_outputs``, which is a table: what they take, and their help."""
+
 DRAWING = ("top_p", "top_k", "min_p", "n")
 """Flags that only mean something when tokens are drawn."""
 DEFAULTS: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": 512}
@@ -42,7 +50,13 @@ DEFAULTS: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": 512}
 
 
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate ``command`` with a flag for every sampling parameter in ``SAMPLING_HELP``."""
+    """Decorate ``command`` with a flag for every sampling parameter in ``SAMPLING_HELP``, and with
+    ``FORMS``.
+    """
+    for name, (metavar, about) in reversed(list(FORMS.items())):
+        flag = "--" + name.replace("_", "-")
+        option = click.option(flag, name, metavar=metavar, help=about, multiple=name == "choice")
+        command = option(command)
     by_name = {attribute.name: attribute for attribute in fields(SamplingParams)}
     for name in reversed(list(SAMPLING_HELP)):
         command = _sampling_option(by_name[name])(command)
@@ -86,9 +100,34 @@ def sampling_of(options: Mapping[str, Any], *, seeded: bool) -> SamplingParams:
     defaults = dict(DEFAULTS)
     if seeded or any(name in given for name in DRAWING):
         del defaults["temperature"]
+    if (wishes := _forms(options)) is not None:
+        given["structured_outputs"] = wishes
     if "min_tokens" in given:
         defaults["max_tokens"] = max(defaults["max_tokens"], given["min_tokens"])
     return SamplingParams.from_mapping({**defaults, **given})
+
+
+def _forms(options: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the form that the flags name, None for none. Raises InvalidRequestError for what is
+    none at sight.
+    """
+    given = {name: options[name] for name in FORMS if options.get(name) not in (None, ())}
+    if not given:
+        return None
+    from hardpoint_engine.structured.specification import read_specification
+
+    if "json_schema" in given:
+        path = given.pop("json_schema")
+        try:
+            given = {"json": Path(path).read_text(), **given}
+        except (OSError, UnicodeError) as error:
+            raise InvalidRequestError(
+                f"--json-schema {path}: it cannot be read: {error}",
+                field="structured_outputs",
+                value=path,
+            ) from None
+    read_specification(given)
+    return given
 
 
 def _read(name: str, kind: str, value: Any) -> Any:
