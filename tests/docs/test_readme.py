@@ -54,7 +54,7 @@ def test_the_python_page_runs_from_top_to_bottom():
     assert len(samples) >= 5
     out = run([sys.executable, "-c", "\n".join(samples)])
     assert "Paris" in out
-    assert out.splitlines()[-1] == "[('generate',)]"
+    assert out.splitlines()[-1] == "[('generate', 'embed')]"
 
 
 def test_the_page_on_several_workers_runs_as_a_script_without_a_guard(tmp_path):

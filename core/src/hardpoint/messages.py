@@ -14,6 +14,7 @@ from attrs import field, frozen
 
 from hardpoint.adapters import LoRARequest, PromptAdapterRequest
 from hardpoint.errors import HardpointError
+from hardpoint.pooling_params import PoolingParams
 from hardpoint.sampling_params import SamplingParams
 
 Extra = Mapping[str, object]
@@ -34,7 +35,8 @@ class NewRequestData:
     ``prompt`` are the prompt's ids. ``prefill_tokens``, when set, are prompt + outputs already
     chosen, to be computed again by a worker that does not know the request (after recovery).
     ``num_computed`` positions are in the cache already (a prefix hit); it is below
-    ``len(prefill_tokens or prompt)``. ``sampling.seed`` is always set by the driver.
+    ``len(prefill_tokens or prompt)``. ``sampling.seed`` is always set by the driver. With
+    ``pooling`` the request is not sampled: it ends with a vector in ``ModelRunnerOutput.pooled``.
     """
 
     req_id: str
@@ -45,6 +47,7 @@ class NewRequestData:
     prefill_tokens: tuple[int, ...] | None = None
     lora: LoRARequest | None = None
     prompt_adapter: PromptAdapterRequest | None = None
+    pooling: PoolingParams | None = None
     extra: Extra = field(factory=dict)
 
     def check(self) -> None:
@@ -218,7 +221,8 @@ class ModelRunnerOutput:
     ``req_ids`` is the batch order of this result. ``tokens[i]`` holds 0 (prompt not finished), 1,
     or up to 1 + drafts ids. ``logprobs[req_id]`` has one row per generated token, only for requests
     that asked. ``prompt_logprobs[req_id]`` has prompt_len - 1 rows (row i scores prompt token i +
-    1), in the step that finished the prompt.
+    1), in the step that finished the prompt. ``pooled[req_id]`` is the vector of a request with
+    ``pooling``, in that step, too; it has no tokens.
     """
 
     step_id: int

@@ -6,11 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hardpoint.pooling_params import PoolingParams
     from hardpoint.sampling_params import SamplingParams
 
     from hardpoint_engine.async_llm import AsyncLLM
     from hardpoint_engine.llm import LLM
-    from hardpoint_engine.outputs import CompletionOutput, RequestOutput
+    from hardpoint_engine.outputs import CompletionOutput, EmbeddingOutput, RequestOutput
     from hardpoint_engine.scheduling.admission import (
         AdmissionPolicy,
         Admit,
@@ -34,6 +35,8 @@ __all__ = [
     "AsyncLLM",
     "CompletionOutput",
     "Decision",
+    "EmbeddingOutput",
+    "PoolingParams",
     "Refuse",
     "RequestInfo",
     "RequestOutput",
@@ -50,6 +53,8 @@ _HOMES = {
     **dict.fromkeys(("AdmissionPolicy", "Admit", "Decision", "Refuse"), _ADMISSION),
     **dict.fromkeys(("RequestInfo", "RunningRequests", "Wait"), _ADMISSION),
     "CompletionOutput": "hardpoint_engine.outputs",
+    "EmbeddingOutput": "hardpoint_engine.outputs",
+    "PoolingParams": "hardpoint.pooling_params",
     "RequestOutput": "hardpoint_engine.outputs",
     "SamplingParams": "hardpoint.sampling_params",
 }

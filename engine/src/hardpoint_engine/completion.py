@@ -120,6 +120,7 @@ class Generation:
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self.metrics: RequestMetrics | None = None
         self.error: BaseException | None = None
+        self.pooled: tuple[float, ...] | None = None
         self.changed = False
         self._prompt_best = sampling.prompt_logprobs or 0
         self._tokenizer = tokenizer
@@ -143,6 +144,7 @@ class Generation:
                 self.prompt_logprobs = [None, *scores]
             self.metrics = output.metrics or self.metrics
             self.error = self.error or output.error
+            self.pooled = output.pooled or self.pooled
             stopped = self.completions[index].add(output)
             if output.finish_reason is not None and self._open:
                 self._open -= 1

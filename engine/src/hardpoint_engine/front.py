@@ -19,6 +19,7 @@ from hardpoint.checkpoints.decoder_architectures import ARCHITECTURES
 from hardpoint.config import Config
 from hardpoint.default_model import with_model
 from hardpoint.errors import CheckpointError, InvalidRequestError
+from hardpoint.pooling_params import PoolingParams
 from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_engine.build import Choice, start_engine
@@ -129,8 +130,11 @@ class Front:
         params: Sequence[SamplingParams],
         generations: list[Generation],
         make_call: Callable[[list[Generation]], CallT],
+        pooling: PoolingParams | None = None,
     ) -> CallT:
-        """Queue all or none, and add them to ``generations`` before they are queued."""
+        """Queue all or none, and add them to ``generations`` before they are queued. With
+        ``pooling`` they end with vectors, without a token.
+        """
         self.require_open()
         arrival = time.monotonic()
         requests = []
@@ -138,7 +142,14 @@ class Front:
             request_id = str(next(self._ids))
             requests.append(
                 _about(
-                    index, len(prompts), self._requests, request_id, prompt.ids, sampling, arrival
+                    index,
+                    len(prompts),
+                    self._requests,
+                    request_id,
+                    prompt.ids,
+                    sampling,
+                    arrival,
+                    pooling,
                 )
             )
             generations.append(
@@ -155,7 +166,12 @@ class Front:
         return call
 
     def _requests(
-        self, request_id: str, prompt: tuple[int, ...], sampling: SamplingParams, arrival: float
+        self,
+        request_id: str,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        arrival: float,
+        pooling: PoolingParams | None,
     ) -> list[EngineRequest]:
         """Return a request's parts, one for each answer, checked."""
         sampling = spelled(sampling, self.tokenizer)
@@ -168,6 +184,7 @@ class Front:
                 prompt=prompt,
                 sampling=own,
                 arrival=arrival,
+                pooling=pooling,
                 grammar=grammar,
             )
             for index, own in enumerate(split(sampling))

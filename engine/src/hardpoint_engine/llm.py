@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hardpoint.config import Config
 from hardpoint.config.loading import load_config
+from hardpoint.errors import UnsupportedError
+from hardpoint.pooling_params import PoolingParams
 from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_engine.build import Choice
 from hardpoint_engine.completion import Generation
 from hardpoint_engine.engine_thread import Call
 from hardpoint_engine.front import SHUTDOWN_TIMEOUT, Front
-from hardpoint_engine.outputs import RequestOutput
+from hardpoint_engine.outputs import EmbeddingOutput, RequestOutput
 from hardpoint_engine.prompts import (
     Messages,
     Prompt,
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from hardpoint_engine.core import EngineCore
     from hardpoint_engine.metrics import EngineMetrics
     from hardpoint_engine.text.tokenizer import Tokenizer
+
+NOT_SAMPLED = SamplingParams(temperature=0, max_tokens=1)
+"""Of requests that end with a vector."""
 
 
 class LLM:
@@ -176,6 +181,31 @@ class LLM:
         )
         return self._stream(tokens, as_one_params(sampling_params))
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: str | PoolingParams = "mean",
+    ) -> list[EmbeddingOutput]:
+        """Return a vector for each prompt, a text or token ids, in their order: its final hidden
+        states, pooled (``mean``, ``last``, ``cls``). Raises as :meth:`generate` does, and
+        UnsupportedError where the workers do not list ``embed`` among their tasks.
+        """
+        params = pooling if isinstance(pooling, PoolingParams) else PoolingParams(pooling)
+        if "embed" not in self.executor.supported_tasks():
+            raise UnsupportedError("embed", f"platform {self.platform.name!r}")
+        tokens = self._front.tokens(as_list(prompts))
+        generations = self._finished(tokens, [NOT_SAMPLED] * len(tokens), params)
+        return [
+            EmbeddingOutput(
+                request_id=generation.request_id,
+                prompt=generation.prompt,
+                prompt_token_ids=list(generation.prompt_token_ids),
+                embedding=list(generation.pooled or ()),
+                metrics=generation.metrics,
+            )
+            for generation in generations
+        ]
+
     def tokenize_chat(
         self,
         messages: Messages,
@@ -245,16 +275,25 @@ class LLM:
     def _run(
         self, prompts: Sequence[PromptTokens], params: Sequence[SamplingParams]
     ) -> list[RequestOutput]:
+        return [generation.snapshot() for generation in self._finished(prompts, params)]
+
+    def _finished(
+        self,
+        prompts: Sequence[PromptTokens],
+        params: Sequence[SamplingParams],
+        pooling: PoolingParams | None = None,
+    ) -> list[Generation]:
         generations: list[Generation] = []
         try:
-            self._front.thread.wait(self._front.submit(prompts, params, generations, Call))
+            call = self._front.submit(prompts, params, generations, Call, pooling)
+            self._front.thread.wait(call)
         except BaseException:
             self._front.thread.abort([generation.request_id for generation in generations])
             raise
         for generation in generations:
             if generation.error is not None:
                 raise generation.error
-        return [generation.snapshot() for generation in generations]
+        return generations
 
     def _stream(self, prompt: PromptTokens, sampling: SamplingParams) -> ResultStream:
         generations: list[Generation] = []

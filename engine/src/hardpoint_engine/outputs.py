@@ -61,3 +61,16 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     metrics: RequestMetrics | None = None
     error: BaseException | None = None
+
+
+@frozen(kw_only=True)
+class EmbeddingOutput:
+    """A prompt and its vector, of the model's hidden size. ``prompt`` is None where ids were
+    given.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: list[float]
+    metrics: RequestMetrics | None = None

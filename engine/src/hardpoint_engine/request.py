@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from attrs import define, field, frozen
 from hardpoint.adapters import LoRARequest, PromptAdapterRequest
 from hardpoint.messages import Logprobs
+from hardpoint.pooling_params import PoolingParams
 from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_engine.scheduling.stopping import FinishReason, StopRule
@@ -36,6 +37,7 @@ class EngineRequest:
     cache_salt: str = ""
     lora: LoRARequest | None = None
     prompt_adapter: PromptAdapterRequest | None = None
+    pooling: PoolingParams | None = None
     extra: Mapping[str, object] = field(factory=dict)
     grammar: Future[Grammar] | None = None
 
@@ -88,6 +90,7 @@ class EngineOutput:
     ``stop`` (``stop_reason`` is the stop token id or text, None for the model's own end),
     ``length``, ``abort``, or ``error`` with the ``error``. ``prompt_logprobs`` come once.
     ``ends_in_text``: it stopped because its form is complete, and its last token is text.
+    ``pooled`` is the vector of a request that asked for one.
     """
 
     req_id: str
@@ -99,6 +102,7 @@ class EngineOutput:
     error: BaseException | None = None
     metrics: RequestMetrics | None = None
     ends_in_text: bool = False
+    pooled: tuple[float, ...] | None = None
 
 
 class Phase(Enum):
@@ -173,8 +177,12 @@ class Request:
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """Whether cached beginnings may be used: scores of prompt tokens need them computed."""
-        return self.source.sampling.prompt_logprobs is None
+        """Whether cached beginnings may be used: scores of prompt tokens need them computed,
+        and so does a vector of them all.
+        """
+        source = self.source
+        pools_all = source.pooling is not None and source.pooling.needs_all
+        return source.sampling.prompt_logprobs is None and not pools_all
 
     @property
     def key_parts(self) -> tuple[str | int, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from attrs import evolve
 from hardpoint.checkpoints.sharded_state import SHARDED_STATE
-from hardpoint.errors import HardpointError, LifecycleError, UnsupportedError
+from hardpoint.errors import LifecycleError, UnsupportedError
 from hardpoint.messages import ModelRunnerOutput, StepTicket
 from hardpoint.model_runner import ModelRunner
 from hardpoint.records import LoadReport, WarmUpReport
@@ -26,6 +26,7 @@ from hardpoint_runtime.batch.columns import Column
 from hardpoint_runtime.batch.inputs import BatchInputs, batch_order, build_inputs
 from hardpoint_runtime.batch.requests import Requests, make_columns
 from hardpoint_runtime.batch_timing import BatchTiming
+from hardpoint_runtime.description import described
 from hardpoint_runtime.device import DTYPES
 from hardpoint_runtime.forward_context import ForwardContext, entered
 from hardpoint_runtime.graphs.collectives import recordable
@@ -43,6 +44,7 @@ from hardpoint_runtime.models import attention_needs, build_model
 from hardpoint_runtime.operations import resolve as resolve_operations
 from hardpoint_runtime.parallel.pipeline import StageLine
 from hardpoint_runtime.parallel.seat import ALONE, Seat
+from hardpoint_runtime.pooling import Pooling
 from hardpoint_runtime.sampling.batch import build_sampling_batch
 from hardpoint_runtime.sampling.columns import SAMPLING_COLUMNS
 from hardpoint_runtime.sampling.processors import Processors
@@ -52,7 +54,6 @@ from hardpoint_runtime.waiting_steps import WaitingStep, WaitingSteps
 from hardpoint_runtime.warm_up import profile, warm_up
 
 if TYPE_CHECKING:
-    from hardpoint.checkpoints.description import ModelDescription
     from hardpoint.kv_cache import KVCacheConfig, KVCacheSpec
     from hardpoint.messages import GrammarOutput, SchedulerOutput
     from hardpoint.platform import Platform
@@ -83,7 +84,7 @@ class TorchModelRunner(ModelRunner):
         self.platform = platform
         self.registry = registry
         self.device = device
-        self.description = _described(context)
+        self.description = described(context)
         self.dtype = DTYPES[self.config.model.dtype]
         self.max_model_len = self.config.model.max_model_len or self.description.context_length
         self.context_extra = dict(platform.context(self.config))
@@ -99,6 +100,7 @@ class TorchModelRunner(ModelRunner):
         self.graphs: StepGraphs | None = None
         self.timing = self.make_timing()
         self.prompt_logprobs = PromptLogprobs(device, self.config.scheduler.max_num_seqs or 1)
+        self.pooling = Pooling(device)
         self.workspace = Workspace(device)
         self.profiled = False
         self.seat: Seat = ALONE
@@ -331,6 +333,7 @@ class TorchModelRunner(ModelRunner):
             generation=plan.generation,
             inputs=inputs,
             logits=logits,
+            pooled=self.pooling.take(self.requests, plan.num_tokens) if self.requests else {},
             graph_stats=stats,
             prepare=prepared - started,
             forward=time.perf_counter() - prepared,
@@ -389,7 +392,8 @@ class TorchModelRunner(ModelRunner):
             write_tokens(self.device, inputs, batch)
         context = self.make_forward_context(inputs, batch, plan)
         scored = self.requests and self.prompt_logprobs.rows(self.requests, inputs)
-        rows = output_rows(inputs, scored, self.device)
+        pooled = self.requests and self.pooling.rows(self.requests, inputs)
+        rows = output_rows(inputs, (scored, pooled), self.device)
         timing = self.timing and self.timing.measured(len(inputs.row_of_token))
         with entered(context), timing or contextlib.nullcontext():
             run: Any = model if replayed is None else replayed
@@ -397,6 +401,7 @@ class TorchModelRunner(ModelRunner):
                 hidden = run(token_ids, positions, context, rows)
             else:
                 hidden = self.line.run(run, token_ids, positions, context, rows)
+            hidden = self.pooling.pool(pooled, hidden)
             if hidden is not None and scored is not None:
                 hidden = self.prompt_logprobs.score(scored, hidden, model.compute_logits)
             if hidden is None or not len(inputs.logits_rows):
@@ -488,12 +493,3 @@ class TorchModelRunner(ModelRunner):
 
     def _missing(self, method: str, step: str) -> NoReturn:
         raise LifecycleError(f"{method} was called before {step}")
-
-
-def _described(context: WorkerContext) -> ModelDescription:
-    if (description := context.config.description) is None:
-        raise HardpointError(
-            "the configuration has no model description; the engine reads it before it starts "
-            "workers (hardpoint.checkpoints.read_description)"
-        )
-    return description

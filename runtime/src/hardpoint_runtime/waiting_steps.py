@@ -28,6 +28,7 @@ class WaitingStep:
     generation: int
     inputs: BatchInputs | None
     logits: torch.Tensor | None
+    pooled: Mapping[str, tuple[float, ...]]
     graph_stats: GraphStats | None
     prepare: float
     forward: float
@@ -55,6 +56,7 @@ class WaitingStep:
             tokens=tuple((chosen[req_id],) if req_id in chosen else () for req_id in req_ids),
             logprobs={ids[row]: found for row, found in logprobs.items()},
             prompt_logprobs=prompt_logprobs,
+            pooled=self.pooled,
             nan_counts={ids[row]: count for row, count in nan_counts.items()},
             timings=StepTimings(prepare=self.prepare, forward=self.forward, sample=sample),
             graph_stats=self.graph_stats,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from hardpoint.capabilities import Capability, Support
 from hardpoint.errors import ConfigError, LifecycleError, MemoryBudgetError
 from hardpoint.references import resolve_class
 from hardpoint.worker import Worker
@@ -162,6 +163,11 @@ class TorchWorker(Worker):
     def get_model_runner(self) -> TorchModelRunner:
         """Return the runner; raises LifecycleError before ``init_device``."""
         return self._runner("get_model_runner")
+
+    def supported_tasks(self) -> tuple[str, ...]:
+        """Return what models do here: generate, and embed where the platform pools."""
+        pools = self.platform.support(Capability.POOLING) is Support.YES
+        return ("generate", "embed") if pools else ("generate",)
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Adopt a length fitted by the driver; longer requests are refused from now on."""

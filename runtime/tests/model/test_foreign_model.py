@@ -105,7 +105,12 @@ def test_a_checkpoint_keeps_its_own_names():
         ("MambaForCausalLM", "mamba", {}, "it has layers of linear_attention"),
         ("FalconForCausalLM", "falcon", {}, "it does not attend through an attention function"),
         ("RecurrentGemmaForCausalLM", "recurrent_gemma", {}, "layers of linear_attention"),
-        ("GraniteMoeHybridForCausalLM", "granitemoehybrid", {}, r"(?s)not understood.*mamba_n_heads"),
+        (
+            "GraniteMoeHybridForCausalLM",
+            "granitemoehybrid",
+            {},
+            r"(?s)not understood.*mamba_n_heads",
+        ),
         (
             "Olmo2ForCausalLM",
             "olmo2",

@@ -15,6 +15,7 @@ from hardpoint.config.schema import CacheConfig, Config, GraphConfig, ModelConfi
 from hardpoint.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheTensor
 from hardpoint.messages import CachedRequestData, NewRequestData, SchedulerOutput
 from hardpoint.platform import Platform
+from hardpoint.pooling_params import PoolingParams
 from hardpoint.records import Limits, Offer, Placement, Verdict, WorkerContext
 from hardpoint.registry import Registry
 from hardpoint.sampling_params import SamplingParams
@@ -176,12 +177,20 @@ class Driver:
         self.blocks: dict[str, list[int]] = {}
         self.sampling: dict[str, SamplingParams] = {}
         self.logprobs: dict[str, list] = {}
+        self.pooling: dict[str, PoolingParams | None] = {}
         self.known: set[str] = set()
         self.parked: set[str] = set()
         self.lately_parked: set[str] = set()
         self.finished: set[str] = set()
 
-    def add(self, req_id: str, prompt: Sequence[int], sampling: SamplingParams | None = None):
+    def add(
+        self,
+        req_id: str,
+        prompt: Sequence[int],
+        sampling: SamplingParams | None = None,
+        pooling: PoolingParams | None = None,
+    ):
+        self.pooling[req_id] = pooling
         self.tokens[req_id] = list(prompt)
         self.num_prompt[req_id] = len(prompt)
         self.computed[req_id] = 0
@@ -224,6 +233,7 @@ class Driver:
                         req_id=req_id,
                         prompt=tuple(self.tokens[req_id][: self.num_prompt[req_id]]),
                         sampling=self.sampling[req_id],
+                        pooling=self.pooling[req_id],
                         block_ids=(fresh,),
                         num_computed=self.computed[req_id],
                     )

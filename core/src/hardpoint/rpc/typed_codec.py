@@ -36,6 +36,7 @@ MODULES = (
     "hardpoint.kv_cache",
     "hardpoint.messages",
     "hardpoint.metadata",
+    "hardpoint.pooling_params",
     "hardpoint.records",
     "hardpoint.rpc.failures",
     "hardpoint.rpc.worker_process",

@@ -124,6 +124,8 @@ class Intake:
                 )
         if sampling.prompt_logprobs is not None:
             self.platform.require(Capability.PROMPT_LOGPROBS)
+        if request.pooling is not None:
+            self.platform.require(Capability.POOLING)
 
     def _check_extra(self, request: EngineRequest) -> None:
         processors = self.processors()

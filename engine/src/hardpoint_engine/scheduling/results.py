@@ -91,6 +91,8 @@ class Results:
                 return self._fault(request, f"{len(new)} tokens before its prompt was computed")
             self._note_computed(request, computed)
             return None
+        if request.source.pooling is not None and not new:
+            return self._pooled(request, output)
         if not new:
             return self._fault(request, "no token though all of its own were computed")
         if request.first_token is None:
@@ -145,6 +147,14 @@ class Results:
             prompt_logprobs=prompt_logprobs,
             stop_reason=stop.token,
         )
+
+    def _pooled(self, request: Request, output: ModelRunnerOutput) -> EngineOutput:
+        """End a request that asked for a vector."""
+        vector = output.pooled.get(request.req_id)
+        if vector is None:
+            return self._fault(request, "no vector though all of its tokens were computed")
+        self._note_computed(request, len(request.tokens))
+        return evolve(self.roster.finish(request, "stop"), pooled=vector)
 
     def _no_numbers(self, request: Request, count: int) -> EngineOutput:
         error = NoNumbersError(

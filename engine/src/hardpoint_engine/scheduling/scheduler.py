@@ -307,6 +307,7 @@ class Scheduler:
                 prefill_tokens=tuple(request.tokens) if request.num_output else None,
                 lora=source.lora,
                 prompt_adapter=source.prompt_adapter,
+                pooling=source.pooling,
                 extra=source.extra,
             )
         )

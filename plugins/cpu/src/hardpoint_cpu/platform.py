@@ -25,6 +25,7 @@ OFFERED = frozenset(
         Capability.PREFIX_CACHING,
         Capability.LOGPROBS,
         Capability.PROMPT_LOGPROBS,
+        Capability.POOLING,
         Capability.GRAMMAR,
         Capability.LOGITS_PROCESSORS,
         Capability.BLOCK_COPIES,

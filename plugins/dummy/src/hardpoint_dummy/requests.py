@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from attrs import define, field
 from hardpoint.adapters import LoRARequest, PromptAdapterRequest
 from hardpoint.messages import CachedRequestData, MessageError, NewRequestData, SchedulerOutput
+from hardpoint.pooling_params import PoolingParams
 from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_dummy.extras import RequestExtra, request_extra
@@ -24,6 +25,7 @@ class RequestState:
     num_computed: int
     lora: LoRARequest | None = None
     prompt_adapter: PromptAdapterRequest | None = None
+    pooling: PoolingParams | None = None
     extra: RequestExtra = field(factory=RequestExtra)
     prompt_scored: bool = False
 
@@ -86,6 +88,7 @@ class RequestTable:
             num_computed=new.num_computed,
             lora=new.lora,
             prompt_adapter=new.prompt_adapter,
+            pooling=new.pooling,
             extra=request_extra(new.extra),
         )
         return state

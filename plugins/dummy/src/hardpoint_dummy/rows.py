@@ -41,7 +41,7 @@ class RowSampler:
     def sample(self, state: RequestState) -> tuple[int, ...]:
         """Choose the next tokens of one request: one, and one more for each accepted draft."""
         self._score_prompt(state)
-        if state.extra.pooling:
+        if state.extra.pooling or state.pooling is not None:
             self.pooled[state.req_id] = self._model.pooled(self._read(state, len(state.tokens)))
             return ()
         drafts = self._step.drafts.get(state.req_id, ())

@@ -99,7 +99,10 @@ def build_inputs(
     computed = columns.gather("num_computed", slots).astype(np.int64)
     positions = computed[row_of_token] + offsets
     token_ids = columns["tokens"][slots[row_of_token], positions]
-    sampled = np.flatnonzero(is_complete(requests, slots, counts))
+    complete = is_complete(requests, slots, counts)
+    if requests.pooling:
+        complete &= np.asarray([req_id not in requests.pooling for req_id in req_ids])
+    sampled = np.flatnonzero(complete)
     query_start = np.full(rows + 1, total, dtype=np.int32)
     query_start[0] = 0
     query_start[1 : len(slots) + 1] = ends

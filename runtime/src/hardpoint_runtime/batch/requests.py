@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from hardpoint.adapters import LoRARequest, PromptAdapterRequest
     from hardpoint.logits_processor import RequestChanges
     from hardpoint.messages import BlockIds, Extra, Logprobs, NewRequestData, SchedulerOutput
+    from hardpoint.pooling_params import PoolingParams
     from hardpoint.sampling_params import SamplingParams
+    from torch import Tensor
 
     from hardpoint_runtime.batch.block_table import BlockTables
 
@@ -46,7 +48,8 @@ class RequestState:
 
     ``seed`` is the key of its draws (never None here). ``preempted``: its blocks are lost and must
     be replaced before it runs again. ``prompt_scores``: prompt position -> its log-probabilities,
-    until they are told.
+    until they are told. ``pooled``: what ``pooling`` has gathered of the positions below
+    ``pooled_until``, float32 [H].
     """
 
     req_id: str
@@ -59,19 +62,23 @@ class RequestState:
     preempted: bool = False
     prompt_scores: dict[int, Logprobs] = field(factory=dict)
     prompt_told: bool = False
+    pooling: PoolingParams | None = None
+    pooled: Tensor | None = None
+    pooled_until: int = 0
 
 
 class Requests:
     """Every request that this worker knows, by id.
 
     Owned by the model runner. ``columns`` and ``block_tables`` hold the arrays; read them through
-    :meth:`slot_of`.
+    :meth:`slot_of`. ``pooling`` are the ids of those that want a vector.
     """
 
     def __init__(self, columns: Columns, block_tables: BlockTables, max_model_len: int) -> None:
         self.columns = columns
         self.block_tables = block_tables
         self.max_model_len = max_model_len
+        self.pooling: set[str] = set()
         self._states: dict[str, RequestState] = {}
         self._changes: SlotChanges | None = None
 
@@ -104,6 +111,7 @@ class Requests:
             state = self._states.pop(req_id, None)
             if state is not None:
                 self.columns.free(state.slot)
+                self.pooling.discard(req_id)
                 if self._changes is not None:
                     self._changes.remove(state.slot)
 
@@ -148,7 +156,10 @@ class Requests:
             lora=request.lora,
             prompt_adapter=request.prompt_adapter,
             extra=request.extra,
+            pooling=request.pooling,
         )
+        if request.pooling is not None:
+            self.pooling.add(request.req_id)
         if self._changes is not None:
             self._changes.add(
                 AddedRequest(

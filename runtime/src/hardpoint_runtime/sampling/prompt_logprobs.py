@@ -7,7 +7,7 @@ a time, so that a long chunk takes no more room than the sampling of a full batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hardpoint_runtime.batch.inputs import BatchInputs
     from hardpoint_runtime.batch.requests import Requests, RequestState
     from hardpoint_runtime.device import DeviceOps
+    from hardpoint_runtime.pooling import PooledRows
 
 FEW_ROWS = 16
 """At least so many rows are scored at a time."""
@@ -49,12 +50,15 @@ class ScoredRows:
     spans: tuple[ScoredSpan, ...]
 
 
-def output_rows(inputs: BatchInputs, scored: ScoredRows | None, device: DeviceOps) -> Tensor | None:
+def output_rows(
+    inputs: BatchInputs, more: Sequence[ScoredRows | PooledRows | None], device: DeviceOps
+) -> Tensor | None:
     """Return the places int64 [m + p] of the outputs that a step needs, those to sample first; None
     where all are to be sampled.
     """
-    if scored is not None:
-        return device.to_device(np.concatenate((inputs.logits_rows, scored.places)), torch.int64)
+    places = [rows.places for rows in more if rows is not None]
+    if places:
+        return device.to_device(np.concatenate((inputs.logits_rows, *places)), torch.int64)
     if len(inputs.logits_rows) < inputs.num_tokens:
         return device.to_device(inputs.logits_rows, torch.int64)
     return None
