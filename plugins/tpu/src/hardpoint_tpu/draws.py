@@ -1,41 +1,21 @@
-"""Random numbers as a pure function of (seed, position, token): the torch toolkit's draws.
+"""Random numbers by the rule of :mod:`hardpoint.draws`, as all platforms make them.
 
-A request's key is a hash of its seed and of the position of the token to choose; from it comes one
-number for each token of the vocabulary, and with them an exponential race: with q_i ~ Exp(1) the
-argmax of p_i / q_i is i with probability p_i (the Gumbel-max trick; Maddison, Tarlow and Minka, "A*
-Sampling", 2014). Nothing else in the batch, no order and no chunk has a part in it.
-
-The numbers are the first 40 bits of SplitMix64 (Steele, Lea and Flood, "Fast Splittable
-Pseudorandom Number Generators", 2014). JAX has no 64-bit integers unless a whole process turns them
-on, so they are pairs (high, low) of 32 bits here.
+JAX has no 64-bit integers unless a whole process turns them on, so they are pairs (high, low) of 32
+bits here.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hardpoint.draws import GAMMA, MULTIPLIERS, SCALE, key
 from numpy.typing import NDArray
 
 Pair = tuple[jax.Array, jax.Array]
-GAMMA = 0x9E3779B97F4A7C15
-"""The odd 64-bit integer closest to 2^64 divided by the golden ratio."""
-MULTIPLIERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-"""Shifts and multipliers of the finaliser "Mix13" (Stafford, "Better Bit Mixing", 2011)."""
-SCALE = (1 - 2.0**-24) / 2.0**40
-"""From 40 bits to a share below 1."""
 _LOW = 0xFFFFFFFF
-
-
-def key(seed: int, position: int, lane: int = 0) -> int:
-    """Return the unsigned 64-bit key of the draw for the token at ``position`` of its request:
-    BLAKE2b over the three numbers in decimal.
-    """
-    digest = hashlib.blake2b(f"{seed}:{position}:{lane}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
 
 
 def keys(places: Iterable[tuple[int, int]], rows: int) -> NDArray[np.uint32]:

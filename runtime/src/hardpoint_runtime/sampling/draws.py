@@ -5,19 +5,18 @@ or a graph was warmed up: the same request draws the same numbers. Every rank th
 the same ones: a key on the host, and from it on the device, in integers that wrap, one number for
 each token that may be chosen.
 
-A token is chosen by an exponential race, the Gumbel-max trick in other words (Maddison, Tarlow and
-Minka, "A* Sampling", 2014): with q_i ~ Exp(1), the argmax of p_i / q_i is i with probability p_i. A
-small change of p matters only where two tokens come in almost together, however many there are;
-where one number is looked up in the cumulative sum, it moves the bounds of all the tokens.
+A token is chosen by the race of :mod:`hardpoint.draws`. A small change of p matters only where two
+tokens come in almost together, however many there are; where one number is looked up in the
+cumulative sum, it moves the bounds of all the tokens.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
 import numpy as np
 import torch
+from hardpoint import draws as rule
 from torch import Tensor
 
 from hardpoint_runtime.batch.columns import Array
@@ -27,10 +26,8 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-GAMMA = _signed(0x9E3779B97F4A7C15)
-"""The odd 64-bit integer closest to 2^64 divided by the golden ratio."""
-MULTIPLIERS = (_signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB))
-"""Of the finaliser "Mix13" (Stafford, "Better Bit Mixing", 2011)."""
+GAMMA = _signed(rule.GAMMA)
+MULTIPLIERS = tuple((bits, _signed(multiplier)) for bits, multiplier in rule.MULTIPLIERS)
 BITS = 40
 """Bits of a number: below 1/2^24 of the smallest share that a token of a large vocabulary has."""
 NUMBERS = 1 << 16
@@ -42,14 +39,8 @@ BELOW_ONE = 1 - 2.0**-24
 
 
 def key(seed: int, position: int, lane: int = 0) -> int:
-    """Return the key, a signed 64-bit integer, of the draw for the token at ``position`` of its
-    request.
-
-    ``position`` counts prompt and output tokens from 0; ``lane`` tells apart several draws for one
-    position. The key is BLAKE2b over the three in decimal.
-    """
-    digest = hashlib.blake2b(f"{seed}:{position}:{lane}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
+    """Return :func:`hardpoint.draws.key` as a signed integer."""
+    return _signed(rule.key(seed, position, lane))
 
 
 def keys(places: Iterable[tuple[int, int]], lane: int = 0) -> Array:
@@ -74,13 +65,10 @@ def race(weights: Tensor, keys: Tensor, ids: Tensor) -> Tensor:
 def split_mix(keys: Tensor, steps: Tensor) -> Tensor:
     """Return int64 [n, m]: the first BITS bits of an output of the SplitMix64 generator that starts
     at ``keys`` [n], for ``steps`` [n, m] of GAMMA times 1, 2, ...
-
-    Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014, with the
-    constants of java.util.SplittableRandom.
     """
     mixed = steps + keys[:, None]
     shifted = torch.empty_like(mixed)
-    for bits, multiplier in zip((30, 27), MULTIPLIERS, strict=True):
+    for bits, multiplier in MULTIPLIERS:
         mixed.bitwise_xor_(_shift(mixed, bits, shifted)).mul_(multiplier)
     _shift(mixed, 64 - BITS, mixed)
     return mixed.bitwise_xor_(torch.bitwise_right_shift(mixed, 31, out=shifted))
