@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+from types import SimpleNamespace
 
 import pytest
 from hardpoint.rpc.calls import Call, CallTable, Reply
@@ -49,6 +50,18 @@ def test_a_slot_is_used_again_only_when_every_worker_has_passed_its_call(board):
     assert claims.take_back(1 + SLOTS)
     assert [worker.begin(1 + SLOTS) for worker in workers] == [False, False]
     assert workers[0].begin(1 + 2 * SLOTS)
+
+
+def test_nothing_is_taken_back_where_stores_have_no_order(monkeypatch):
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine="aarch64"))
+    claims = CallerClaims(1)
+    worker = WorkerClaims(os.dup(claims.fd), 1, 0)
+    try:
+        assert not claims.take_back(7)
+        assert worker.begin(7)
+    finally:
+        worker.close()
+        claims.close()
 
 
 def test_nothing_can_be_taken_back_once_closed():

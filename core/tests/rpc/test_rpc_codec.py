@@ -10,6 +10,8 @@ from attrs import define, frozen
 from hardpoint.errors import EncodingError
 from hardpoint.messages import ModelRunnerOutput, SchedulerOutput, StepTicket
 from hardpoint.rpc import codec
+from hardpoint.rpc.calls import Call
+from hardpoint.rpc.encoding import PickleCodec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -149,3 +151,22 @@ def test_an_exception_travels_only_if_its_copy_is_of_its_type():
     assert (type(back), back.args) == (KeyError, ("x",))
     assert codec.decode_exception(b"garbage") is None
     assert codec.decode_exception(codec.encode("text", "v")) is None
+
+
+def test_large_bytes_of_a_call_and_of_a_result_travel_uncopied():
+    large, small = bytes(codec.LARGE_BYTES), bytes(codec.LARGE_BYTES - 1)
+    call = Call(1, 0, "method", (large, 5, small), {"named": large})
+    local = PickleCodec()
+    assert local.plain_call(call) is None
+    assert local.plain(large) is None
+    data, buffers = local.encode_call(call)
+    assert [buffer.obj is large for buffer in buffers] == [True, True]
+    assert len(data) < len(small) + 1000
+    parcel = local.parcel(data, buffers)
+    assert codec.unpack(parcel, "x") == ("method", (large, 5, small), {"named": large})
+    assert call.args[0] is large
+
+    answer = local.encode(large, "result")
+    assert [buffer.obj is large for buffer in answer.buffers] == [True]
+    assert codec.unpack(answer, "x") == large
+    assert local.plain_call(Call(1, 0, "method", (small,))) is not None

@@ -24,6 +24,10 @@ def sleep(worker, seconds):
     return worker.rank
 
 
+def echo(worker, value):
+    return value
+
+
 def hold_the_interpreter(worker, count):
     """Work in native code that lets no other thread run."""
     sum(range(count))
@@ -181,3 +185,18 @@ def test_an_idle_executor_takes_next_to_no_time(launcher, pids):
     began = time.monotonic()
     executor.collective_rpc("supported_tasks")
     assert time.monotonic() - began < 0.5
+
+
+def test_memory_of_large_messages_is_given_back_by_every_side(launcher, eventually):
+    executor = launcher.start(**BEAT)
+    memories = executor._resources.end._memories
+
+    def held():
+        return sum(os.fstat(memory.fd).st_blocks for memory in memories) * 512
+
+    data = os.urandom(8 << 20)
+    answers = executor.collective_rpc(echo, args=(data,))
+    assert held() >= 24 << 20  # what was sent, and both answers
+    assert answers == [data, data]
+    eventually(lambda: held() < 2 << 20)
+    assert executor.collective_rpc(echo, args=(data,)) == [data, data]

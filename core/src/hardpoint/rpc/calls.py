@@ -167,12 +167,12 @@ class CallTable:
         are counted only.
         """
         gather = self._open.get(call_id)
-        if gather is None or gather.generation != generation or rank not in gather.silent:
+        if gather is None or gather.generation != generation:
             self._late()
             return
         try:
             gather.silent.remove(rank)
-        except KeyError:  # doubled, and the other came first
+        except KeyError:  # doubled, or of no rank
             self._late()
             return
         if not gather.silent:

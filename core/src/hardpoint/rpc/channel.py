@@ -8,6 +8,7 @@ which any thread of the driver may call, to one thread at a time.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,15 @@ Deliver = Callable[[int, int, int, "codec.Parcel | None", "RemoteFailure | None"
 KINDS = ("shared_memory", "zmq")
 NOBODY, CALLER, THREAD = 0, 1, 2
 """Who sleeps on the driver's side and is to be woken by the next reply."""
+
+
+def usual_kind() -> str:
+    """Return the kind to take unless told otherwise: shared memory, if the processor keeps the
+    order that it needs.
+    """
+    from hardpoint.rpc.shared_memory.memory import is_ordered
+
+    return "shared_memory" if is_ordered() else "zmq"
 
 
 class ChannelClosedError(HardpointError):
@@ -94,6 +104,11 @@ class DriverEnd(ABC):
         more: some worker is gone. Any thread.
         """
 
+    def tidy(self) -> None:  # noqa: B027 - most have nothing to do
+        """Give memory back that large messages have not needed for some time. Any thread; called
+        every few seconds by whoever watches the workers.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Give all descriptors and mappings back; workers get ChannelClosedError. Idempotent."""
@@ -135,7 +150,15 @@ def create(
     chosen = PickleCodec() if codec is None else codec
     if kind == "shared_memory":
         from hardpoint.rpc.shared_memory.driver_end import SharedDriverEnd
+        from hardpoint.rpc.shared_memory.memory import is_ordered
 
+        if not is_ordered():
+            raise UnsupportedError(
+                "the channel shared_memory",
+                f"a machine of the kind {os.uname().machine}",
+                reason="it may show one process's stores to another in any order",
+                hint="Choose zmq.",
+            )
         return SharedDriverEnd(world_size, spin_us * 1e-6, chosen)
     if kind == "zmq":
         from hardpoint.rpc.zeromq.driver_end import ZmqDriverEnd

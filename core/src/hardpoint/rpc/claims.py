@@ -3,7 +3,8 @@
 A call that was cancelled must run on no worker, one that runs on some must run on all; and workers
 in processes of their own begin without asking anyone. Both sides therefore write first and look
 then, with a fence between: at least one sees the other. A worker that finds its call being taken
-back waits for the driver's word, which is a matter of microseconds.
+back waits for the driver's word, which is a matter of microseconds. Where there is no fence
+(:func:`is_ordered`), nothing that was sent is taken back.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from hardpoint.rpc.shared_memory.memory import PAGE, Fence, Memory
+from hardpoint.rpc.shared_memory.memory import PAGE, Fence, Memory, is_ordered
 
 SLOTS = 256
 """Calls that can be told apart at once: a call has the slot of its id's last digits."""
@@ -35,6 +36,7 @@ class CallerClaims:
     def __init__(self, world_size: int) -> None:
         self._memory = Memory.create(_size(world_size))
         self._world_size = world_size
+        self._ordered = is_ordered()
         self._fence = Fence()
         self._lock = threading.Lock()
 
@@ -47,7 +49,7 @@ class CallerClaims:
         """Have no worker begin the call any more; False if one may have. Any thread."""
         slot = call_id % SLOTS
         with self._lock:
-            if self._memory.fd < 0:
+            if self._memory.fd < 0 or not self._ordered:
                 return False
             words = self._memory.words
             last, state = words[slot] >> _BITS, words[slot] & _STATE

@@ -65,8 +65,16 @@ class Foreign(Protocol):
 
 Parcel = bytes | Carried | Encoded | Foreign
 
+dumps: Callable[[object, int], bytes] = pickle.dumps
+loads: Callable[[bytes], Any] = pickle.loads
+"""For the hottest path: of PLAIN data (protocol 5), and of data without buffers; :func:`unusable`
+tells of an error.
+"""
+
 OUT_OF_BAND = 65536
 """Bytes from which a buffer inside a value (an array's, say) travels apart, without a copy."""
+LARGE_BYTES = 1 << 18
+"""Bytes from which an argument or result of the type bytes does; smaller ones are sooner copied."""
 
 
 def encode(value: object, where: str) -> bytes:
@@ -89,10 +97,26 @@ def _refusal(value: object, where: str, error: Exception) -> EncodingError:
     )
 
 
+class Apart:
+    """Bytes on their way that travel apart, as an array does; they arrive as bytes."""
+
+    def __init__(self, value: bytes) -> None:
+        self.value = value
+
+    def __reduce_ex__(self, protocol: object) -> tuple[type[bytes], tuple[pickle.PickleBuffer]]:
+        return bytes, (pickle.PickleBuffer(self.value),)
+
+
+def set_apart(value: object) -> object:
+    """Return what to encode in place of a value: of LARGE_BYTES, an Apart; else itself."""
+    return Apart(value) if type(value) is bytes and len(value) >= LARGE_BYTES else value
+
+
 def encode_apart(value: object, where: str) -> Encoded:
     """Encode any value, its large buffers apart and uncopied; called by whoever sends to another
     process. Raises EncodingError as :func:`encode`.
     """
+    value = set_apart(value)
     buffers: list[memoryview] = []
 
     def stays(buffer: pickle.PickleBuffer) -> bool:
@@ -119,19 +143,6 @@ def encode_apart(value: object, where: str) -> Encoded:
     return Encoded(data, buffers)
 
 
-def encode_plain(value: object) -> bytes | None:
-    """Encode a value, if it is plain, the shortest way; None for any other."""
-    return pickle.dumps(value, 5) if type(value) in PLAIN else None
-
-
-def encode_plain_call(method: str, args: tuple[Any, ...]) -> bytes | None:
-    """Encode a call of a name with plain arguments the shortest way; None for any other."""
-    for value in args:
-        if type(value) not in PLAIN:
-            return None
-    return pickle.dumps((method, args, {}), 5)
-
-
 def _means_main(data: bytes) -> bool:
     """Whether the fast pickler may have named something of ``__main__``, which is another module in
     another process; by-value registration is for cloudpickle to honour too.
@@ -148,11 +159,16 @@ def decode(
     try:
         return pickle.loads(data, buffers=buffers)  # noqa: S301 - bytes of our own local channel only
     except BaseException as error:
-        what = f"{where} of {of!r}" if of else where
-        raise EncodingError(
-            f"{what} was sent but cannot be rebuilt here ({_one_line(error)}). Its class must be "
-            f"importable and able to be copied by pickle."
-        ) from error
+        raise unusable(where, of, error) from error
+
+
+def unusable(where: str, of: str, error: BaseException) -> EncodingError:
+    """Return the error of data that :data:`loads` failed to rebuild by ``error``."""
+    what = f"{where} of {of!r}" if of else where
+    return EncodingError(
+        f"{what} was sent but cannot be rebuilt here ({_one_line(error)}). Its class must be "
+        f"importable and able to be copied by pickle."
+    )
 
 
 def pack(value: object, where: str) -> Parcel:

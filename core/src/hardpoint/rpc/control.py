@@ -168,7 +168,7 @@ class ControlThread:
         self._health: Callable[[], WorkerHealth] | None = None
         self._text: Callable[[], str] = str
         self._stage = ""
-        self._cancelled = threading.Event()
+        self._cancelled = False
         self._own_time = 0.0
         self._end_collectives: Callable[[], None] | None = None
         self._collectives_ended = False
@@ -189,7 +189,7 @@ class ControlThread:
 
     def cancelled(self) -> bool:
         """Whether the driver wants this worker to leave its work at the next safe point."""
-        return self._cancelled.is_set()
+        return self._cancelled
 
     def on_end_collectives(self, end: Callable[[], None]) -> None:
         """Have ``end()`` called, on the control thread, when waits for other ranks shall end; at
@@ -233,7 +233,7 @@ class ControlThread:
 
     def _leave(self, order: int) -> None:
         if order == Order.CANCEL:
-            self._cancelled.set()
+            self._cancelled = True
         self._collectives_ended = True
         if self._end_collectives is not None:
             try:

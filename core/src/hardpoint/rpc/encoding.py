@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from attrs import evolve
+
 from hardpoint.errors import EncodingError, UnsupportedError
 from hardpoint.rpc import codec
 from hardpoint.rpc.codec import Carried, Encoded, Parcel
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from hardpoint.config import Config
     from hardpoint.registry import Registry
     from hardpoint.rpc.calls import Call
+
+_PLAIN = codec.PLAIN
 
 Buffer = bytes | memoryview
 Pieces = tuple[Buffer, Sequence[memoryview]]
@@ -97,14 +101,27 @@ class PickleCodec(Codec):
 
     def plain(self, value: object) -> bytes | None:
         """Encode a number, a text and the like."""
-        return codec.encode_plain(value)
+        kind = type(value)
+        if kind not in _PLAIN or (kind is bytes and len(value) >= codec.LARGE_BYTES):  # type: ignore[arg-type]
+            return None
+        return codec.dumps(value, 5)
 
     def plain_call(self, call: Call) -> bytes | None:
         """Encode a name with plain arguments, which most calls are."""
-        method = call.method
+        method, args = call.method, call.args
         if type(method) is not str or call.kwargs:
             return None
-        return codec.encode_plain_call(method, call.args)
+        for value in args:
+            kind = type(value)
+            if kind not in _PLAIN or (kind is bytes and len(value) >= codec.LARGE_BYTES):
+                return None
+        return codec.dumps((method, args, {}), 5)
+
+    def encode_call(self, call: Call) -> Pieces:
+        """Encode a call; large bytes among its arguments are set aside like other buffers."""
+        args = tuple(map(codec.set_apart, call.args))
+        kwargs = {name: codec.set_apart(value) for name, value in call.kwargs.items()}
+        return super().encode_call(evolve(call, args=args, kwargs=kwargs))
 
     def parcel(self, data: Buffer, buffers: Sequence[memoryview]) -> Parcel:
         """Wrap what :meth:`encode` made."""

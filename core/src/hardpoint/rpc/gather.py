@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hardpoint.rpc.claims import CallerClaims
     from hardpoint.rpc.failures import RemoteFailure
 
+_loads = codec.loads
 _logger = logging.getLogger("hardpoint.executor")
 
 
@@ -100,8 +101,13 @@ class Gather:
         values = self._values
         if parcel is not None:
             try:
-                values[rank] = codec.unpack(parcel, "result", self.call.name)
+                if type(parcel) is bytes:
+                    values[rank] = _loads(parcel)
+                else:
+                    values[rank] = codec.unpack(parcel, "result", self.call.name)
             except BaseException as error:  # noqa: BLE001 - else nobody would end the call
+                if type(parcel) is bytes:
+                    error = codec.unusable("result", self.call.name, error)
                 self.finish(error=self._unusable(rank, error))
                 return
         used = self._used

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from hardpoint.platform import Platform
     from hardpoint.registry import Registry
 
+_loads = codec.loads
 _logger = logging.getLogger("hardpoint.worker")
 
 _NOTHING_MOVED = SleepReport(bytes_freed=0, bytes_backed_up=0)
@@ -75,6 +76,7 @@ class WorkerHost:
         self._bound: dict[str, Callable[..., Any]] = {}
         self._ready: dict[str, Callable[..., Any]] = {}  # those that this stage allows at any time
         self._rank = context.rank
+        self._generation = context.generation
         self._codec = codec_of(context.config, registry)
         claim = ExclusiveClaim(platform.name) if platform.exclusive else None
         self._claim = claim
@@ -96,8 +98,8 @@ class WorkerHost:
         try:
             value = self._run(call)
             if value is not None:
-                asked = call.reply_rank is None or call.reply_rank == rank
-                if not asked:
+                asked = call.reply_rank
+                if asked is not None and asked != rank:
                     value = None
                 elif carried:
                     value = codec.Carried(value, call.name)
@@ -172,12 +174,19 @@ class WorkerHost:
     # Calls.
 
     def _run(self, call: PackedCall) -> Any:
-        if call.generation != self.context.generation:
+        if call.generation != self._generation:
             raise LifecycleError(
                 f"{call.name!r} is of generation {call.generation}, this worker is of "
-                f"{self.context.generation}"
+                f"{self._generation}"
             )
-        method, args, kwargs = codec.unpack(call.body, "arguments", call.name)
+        body = call.body
+        if type(body) is bytes:
+            try:
+                method, args, kwargs = _loads(body)
+            except BaseException as error:
+                raise codec.unusable("arguments", call.name, error) from error
+        else:
+            method, args, kwargs = codec.unpack(body, "arguments", call.name)
         if type(method) is str and (function := self._ready.get(method)) is not None:
             return function(*args, **kwargs)
         if not isinstance(method, str):

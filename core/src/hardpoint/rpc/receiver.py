@@ -97,11 +97,10 @@ class Receiver:
 
     def _poll(self, gather: Gather, deadline: float | None) -> bool:
         end, deliver = self._end, self._table.acknowledge
+        spins, spin_until = bool(end.spin_s), 0.0
         end.arm(NOBODY)
-        now = time.monotonic()
-        spin_until = now + end.spin_s
         while True:
-            if now < spin_until:  # before the first look, too: no answer is that quick
+            if spins:  # before the first look, too: no answer is that quick
                 os.sched_yield()
             try:
                 end.collect(deliver)
@@ -113,7 +112,9 @@ class Receiver:
             now = time.monotonic()
             if self._closed or (deadline is not None and now >= deadline):
                 return False
-            if now < spin_until:
+            if spins:
+                spin_until = spin_until or now + end.spin_s
+                spins = now < spin_until
                 continue
             if gather.wake_by(self._wake_caller):
                 return True

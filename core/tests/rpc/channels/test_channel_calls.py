@@ -12,6 +12,7 @@ from pickle import PickleBuffer
 
 import pytest
 from hardpoint.errors import CallTimeoutError, EncodingError, RemoteError
+from hardpoint.rpc import codec
 from hardpoint.rpc.channel import ChannelClosedError
 
 MIB = 1 << 20
@@ -88,6 +89,14 @@ def test_64_mib_go_and_large_values_too_that_are_no_buffers(kind, make_group):
     assert group.call("size", PickleBuffer(pattern(64 * MIB))) == [(64 * MIB, True)]
     text = "x" * (9 * MIB)
     assert group.call("echo", text) == [text]
+
+
+@pytest.mark.parametrize("size", [codec.LARGE_BYTES - 1, codec.LARGE_BYTES, 3 * MIB])
+def test_bytes_arrive_as_bytes_however_they_travel(group, size):
+    data = bytes(pattern(size + 31))[:size]
+    for back in group.call("echo", data):
+        assert type(back) is bytes
+        assert back == data
 
 
 def test_what_a_worker_keeps_stays_as_it_was(group):

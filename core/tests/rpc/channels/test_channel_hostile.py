@@ -8,6 +8,7 @@ import random
 import socket
 import struct
 import time
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -172,6 +173,23 @@ def test_a_handle_of_other_memory_is_refused(make_group):
             channel.attach(handle, 2)
     finally:
         os.close(other)
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind"),
+    [
+        ("x86_64", "shared_memory"),
+        ("i686", "shared_memory"),
+        ("aarch64", "zmq"),
+        ("riscv64", "zmq"),
+    ],
+)
+def test_memory_is_not_shared_where_stores_have_no_order(monkeypatch, machine, kind):
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=machine))
+    assert channel.usual_kind() == kind
+    if kind == "zmq":
+        with pytest.raises(UnsupportedError, match=f"(?s){machine}.*Choose zmq"):
+            channel.create("shared_memory", 1)
 
 
 @pytest.mark.parametrize("waiting", [True, False])

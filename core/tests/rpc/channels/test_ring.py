@@ -18,6 +18,7 @@ from hardpoint.rpc.shared_memory.layout import CALL, CLOSED, HEAD, SLOTS, RingLa
 from hardpoint.rpc.shared_memory.memory import Memory
 from hardpoint.rpc.shared_memory.ring_reader import RingReader
 from hardpoint.rpc.shared_memory.ring_writer import RingWriter
+from hardpoint.rpc.shared_memory.slabs import KEEP_S
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,6 +136,35 @@ def test_a_block_is_used_again_when_the_last_view_of_the_last_reader_is_gone(mak
     del view
     gc.collect()
     assert all(slabs._free(slab) for slab in slabs._slabs)
+
+
+def test_blocks_that_nobody_needs_any_more_give_their_memory_back(make_ring):
+    ring = make_ring(arena=16 * MIB)
+    slabs, data = ring.writer._slabs, os.urandom(8 * MIB)
+
+    def memory():
+        return os.fstat(ring.memory.fd).st_blocks * 512
+
+    def tidied(seconds):
+        slabs.tidy(time.monotonic() + seconds)
+        return memory()
+
+    ring.put(b"", data)
+    messages = [reader.take() for reader in ring.readers]
+    view = messages[1][6][0]
+    assert tidied(2 * KEEP_S) >= 8 * MIB  # it is looked at
+    del messages
+    assert tidied(2 * KEEP_S) >= 8 * MIB  # by one reader still
+    assert view == data
+    del view
+    assert tidied(0.0) >= 8 * MIB  # it may be needed in a moment
+    assert tidied(2 * KEEP_S) < MIB
+
+    ring.put(b"", data)
+    assert all(reader.take()[6][0] == data for reader in ring.readers)
+    assert len(slabs._slabs) == 1
+    ring.put(b"", data[: 16 * MIB // 2 + 1], data[:100])  # a larger one: the arena is divided anew
+    assert memory() < 17 * MIB
 
 
 def test_views_that_fill_the_arena_make_messages_stream(make_ring):

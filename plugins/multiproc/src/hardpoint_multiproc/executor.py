@@ -12,6 +12,7 @@ from hardpoint.config.problems import config_error
 from hardpoint.errors import ExecutorFailedError, HardpointError
 from hardpoint.executor import Executor
 from hardpoint.records import Problem, WorkerHealth
+from hardpoint.rpc import channel
 from hardpoint.rpc.calls import Call, CallTable
 from hardpoint.rpc.faults import DUPLICATE, LOSE, fault
 from hardpoint.rpc.supervision import Supervisor
@@ -68,7 +69,7 @@ class MultiprocExecutor(Executor):
         resources = Resources(self.calls, self.generation, self._nursery(way))
         self._resources = resources
         self._finalizer = weakref.finalize(self, Resources.release, resources)
-        kind = "shared_memory" if settings.channel == "auto" else settings.channel
+        kind = channel.usual_kind() if settings.channel == "auto" else settings.channel
         uninterrupted(partial(resources.make, kind, self.config.rpc.spin_us, self.codec, plans))
         self.receiver, self.calls.claims = resources.receiver, resources.claims
         self._send = resources.end.send
@@ -81,6 +82,7 @@ class MultiprocExecutor(Executor):
             command=interpreter(),
             may_change=settings.start == "auto",
             start_timeout=settings.start_timeout,
+            tidy=resources.end.tidy,
         )
         self.calls.erred = group.erred
         group.start(resources.launches, self._way_of(way, settings, resources.nursery))

@@ -118,8 +118,10 @@ class WorkerGroup:
         command: Sequence[str],
         may_change: bool,
         start_timeout: float,
+        tidy: Callable[[], None],
     ) -> None:
         self._nursery = nursery
+        self._tidy = tidy
         self._supervisor = supervisor
         self._fail = fail
         self._command = list(command)
@@ -247,6 +249,7 @@ class WorkerGroup:
             worker.ended.set()
 
     def _tick(self, now: float) -> float:
+        self._tidy()
         due = math.inf
         for worker in self._workers:
             if now >= worker.exit_until:

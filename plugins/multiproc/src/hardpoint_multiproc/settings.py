@@ -17,7 +17,7 @@ class MultiprocSettings:
     )
     channel: str = key(
         "auto",
-        "what carries calls; auto: shared memory",
+        "what carries calls; auto: shared memory on x86, zmq on other processors",
         choices=("auto", "shared_memory", "zmq"),
     )
     start_timeout: float = key(

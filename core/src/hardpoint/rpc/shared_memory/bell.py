@@ -7,7 +7,6 @@ other. Should a wake-up be lost all the same, every sleep ends after SAFETY_S.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import threading
@@ -28,19 +27,32 @@ class Event:
         self._lock = threading.Lock()  # a number that was closed may be another file's already
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
+        self._counted = False
 
     def wake(self) -> None:
         """Let the sleeper go on. Any thread; nothing once it is closed."""
-        with self._lock, contextlib.suppress(BlockingIOError):  # the count is full: awake it is
+        with self._lock:
             if self.fd >= 0:
-                os.eventfd_write(self.fd, 1)
+                try:
+                    os.eventfd_write(self.fd, 1)
+                except BlockingIOError:
+                    return  # the count is full: awake it is
 
     def sleep(self, timeout: float | None) -> None:
-        """Sleep until woken, for ``timeout`` seconds, or SAFETY_S, whichever is least."""
-        seconds = SAFETY_S if timeout is None else min(timeout, SAFETY_S)
-        if self._poll.poll(max(0.0, seconds) * 1000):
-            with contextlib.suppress(BlockingIOError):
+        """Sleep until woken, for ``timeout`` seconds, or SAFETY_S, whichever is least.
+
+        A wake-up stays counted until the next sleep, which takes it away and ends at once: what was
+        waited for comes first. So whoever sleeps looks again, and sleeps again.
+        """
+        if self._counted:
+            self._counted = False
+            try:
                 os.eventfd_read(self.fd)
+            except BlockingIOError:
+                return
+            return
+        seconds = SAFETY_S if timeout is None else min(timeout, SAFETY_S)
+        self._counted = bool(self._poll.poll(max(0.0, seconds) * 1000))
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""

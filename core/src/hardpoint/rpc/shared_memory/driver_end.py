@@ -58,6 +58,7 @@ class SharedDriverEnd(DriverEnd):
         self._events: list[Event] = []
         self._names = Names()
         self._known = self._names.encoded
+        self._bare = codec.bare
         self._plain_call = codec.plain_call
         self._lock = threading.Lock()
         self._closed = False
@@ -115,28 +116,32 @@ class SharedDriverEnd(DriverEnd):
             )
         finally:
             lock.release()  # a full fence, too: what follows reads after the call is visible
-        self._wake_workers()
+        words = self._words
+        for sleeps, worker in self._sleeps:
+            if words[sleeps]:
+                words[sleeps] = 0
+                worker.wake()
 
     def collect(self, deliver: Deliver) -> None:
         """Deliver what is in the reply rings; a ring's owner speaks for itself alone."""
+        bare = self._bare
         for words, reader in self._rings:
-            if words[HEAD] != reader.tail:
-                self._drain(reader, deliver)
-
-    def _drain(self, reader: RingReader, deliver: Deliver) -> None:
-        rank = reader.name
-        words = reader.words
-        while words[HEAD] != reader.tail:
-            message = reader.take()
-            if message is not None:
+            while words[HEAD] != reader.tail:
+                message = reader.take()
+                if message is None:
+                    continue
                 kind, call_id, generation, _, _, data, buffers = message
-                if kind == NOTHING:
-                    deliver(call_id, rank, generation, None, None)
-                elif kind == VALUE:
-                    value = self._codec.parcel(data, buffers)
-                    deliver(call_id, rank, generation, value, None)
+                if kind == VALUE:
+                    if buffers or not bare or type(data) is not bytes:
+                        value = self._codec.parcel(data, buffers)
+                    else:
+                        value = data
+                    deliver(call_id, reader.name, generation, value, None)
+                elif kind == NOTHING:
+                    deliver(call_id, reader.name, generation, None, None)
                 else:
-                    deliver(call_id, rank, generation, None, received(self._codec, data))
+                    failure = received(self._codec, data)
+                    deliver(call_id, reader.name, generation, None, failure)
 
     def ready(self) -> bool:
         """Whether any reply ring has a frame."""
@@ -163,6 +168,15 @@ class SharedDriverEnd(DriverEnd):
     def abandon(self) -> None:
         """Have senders wait for no room any more."""
         self._writer.hasty = True
+
+    def tidy(self) -> None:
+        """Give memory of the broadcast ring back, unless somebody is sending."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._closed:
+                    self._writer.tidy()
+            finally:
+                self._lock.release()
 
     def close(self) -> None:
         """Tell the workers and give everything back."""

@@ -18,8 +18,9 @@ SLOTS = 64
 """Large messages that can be held at once; more of them stream through the ring."""
 
 FRAME = struct.Struct("<IBBHQIi")
-"""Bytes of the frame (a multiple of 8), storage, kind, bytes of the name (times 8, plus the unused
-bytes at the frame's end), call id, generation, rank. If it is in line, then name and data.
+"""The header: bytes that follow, storage, kind, bytes of the name, call id, generation, rank. If it
+is in line, name and data follow. The next frame begins at the next multiple of 8; a PAD reaches to
+the ring's end.
 """
 SLAB = struct.Struct("<QQQII")
 """After the header, of a message in the arena: offset and bytes of its image, the slot's use, the

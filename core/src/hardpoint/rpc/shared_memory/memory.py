@@ -11,6 +11,15 @@ import threading
 from hardpoint.errors import UnsupportedError
 
 PAGE = mmap.PAGESIZE
+ORDERED = frozenset({"x86_64", "i386", "i586", "i686"})
+"""Processors that let one process see another's stores in their order (total store order)."""
+
+
+def is_ordered() -> bool:
+    """Whether this machine's processes can talk by memory: a message is in place once the word that
+    announces it is, and a Fence is one. Python has no other fence, so elsewhere they must not.
+    """
+    return os.uname().machine in ORDERED
 
 
 class Memory:
@@ -67,7 +76,8 @@ class Memory:
 
 
 class Fence:
-    """A full memory barrier, made of a lock: its acquisition is a locked instruction.
+    """A full memory barrier, made of a lock: its acquisition is a locked instruction, which on the
+    ORDERED processors no load or store passes.
 
     One thread at a time may use an instance.
     """

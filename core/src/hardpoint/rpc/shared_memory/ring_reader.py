@@ -25,6 +25,7 @@ from hardpoint.rpc.shared_memory.memory import Memory
 from hardpoint.rpc.shared_memory.windows import Windows
 
 _HEADER = FRAME.size
+_ROUND = _HEADER + 7
 Message = tuple[int, int, int, int, bytes, Part, Sequence[memoryview]]
 """Kind, call id, generation, rank, name, data, buffers. A bare tuple: the hottest path."""
 
@@ -63,33 +64,50 @@ class RingReader:
         words, tail = self.words, self.tail
         while (available := words[HEAD] - tail) > 0:
             at = self._ring_at + (tail & self._mask)
-            length, storage, kind, more, call_id, generation, rank = self._unpack(self._map, at)
-            end = at + length - (more & 7)
+            header = self._unpack(self._map, at)
+            size, storage, kind, named, call_id, generation, rank = header
+            length = (size + _ROUND) & -8
+            if storage != INLINE or length > available or named > size:
+                message = self._take_other(available, at, header)
+                if message is not None:
+                    return message
+                tail = self.tail
+                continue
             at += _HEADER
-            if length > available or length & 7 or not length:
-                raise _untrue(f"a frame of {length} bytes, of which {available} were written")
-            message: Message | None = None
-            if storage == INLINE and at + (more >> 3) <= end:
-                name = b""
-                if more > 7:
-                    name = self._map[at : at + (more >> 3)]
-                    at += more >> 3
-                data = self._map[at:end] if at < end else b""
-                message = (kind, call_id, generation, rank, name, data, ())
-                self._assembly = None
-            elif storage != PAD:
-                head = (kind, call_id, generation, rank)
-                message = self._take_large(at, end, storage, head, more >> 3)
-            self.tail = words[self._tail_word] = tail = tail + length
+            end = at + size
+            name = b""
+            if named:
+                name = self._map[at : at + named]
+                at += named
+            data = self._map[at:end]
+            self.tail = words[self._tail_word] = tail + length
             if words[WRITER_WAITS]:
                 self._tell_room()
-            if message is not None:
-                return message
+            return (kind, call_id, generation, rank, name, data, ())
         return None
 
     def close(self) -> None:
         """Stop telling the writer about views that are dropped later."""
         self._windows.close()
+
+    def _take_other(self, available: int, at: int, header: tuple[int, ...]) -> Message | None:
+        """Take a frame that is not in line; return the message if it completes one."""
+        size, storage, kind, named, call_id, generation, rank = header
+        capacity = self._mask + 1
+        to_end = capacity - (self.tail & self._mask)
+        length = to_end if storage == PAD else (size + _ROUND) & -8
+        if not length <= available <= capacity:
+            raise _untrue(f"a frame of {length} bytes, of which {available} were written")
+        message = None
+        if storage != PAD:
+            head = (kind, call_id, generation, rank)
+            at += _HEADER
+            message = self._take_large(at, at + size, storage, head, named)
+        self.tail += length
+        self.words[self._tail_word] = self.tail
+        if self.words[WRITER_WAITS]:
+            self._tell_room()
+        return message
 
     def _take_large(
         self, at: int, end: int, storage: int, head: tuple[int, int, int, int], named: int

@@ -28,6 +28,7 @@ from hardpoint.rpc.shared_memory.memory import Fence, Memory
 from hardpoint.rpc.shared_memory.slabs import Slabs
 
 _HEADER = FRAME.size
+_ROUND = _HEADER + 7
 _WAIT_S = 0.02
 """Longest sleep of a writer that has no room: readers look for it without a fence."""
 
@@ -69,6 +70,7 @@ class RingWriter:
         self._slabs = Slabs(memory, layout)
         self._head = 0
         self._limit = layout.capacity  # up to here there is room for certain
+        self._edge = self._largest  # and up to here without a break, for what is not large
 
     def put(
         self,
@@ -88,23 +90,27 @@ class RingWriter:
         """
         named = len(name)
         size = named + len(data)
-        length = (_HEADER + size + 7) & ~7
-        if buffers or length > self._largest:
-            ids = (kind, call_id, generation, rank)
-            self._put_large(ids, name, Image([data, *buffers]), deadline)
-            return
+        length = (size + _ROUND) & -8
         head = self._head
-        at = head & self._mask
-        if at + length > self._capacity or head + length > self._limit:
+        if buffers or head + length > self._edge:
+            if buffers or length > self._largest:
+                ids = (kind, call_id, generation, rank)
+                self._put_large(ids, name, Image([data, *buffers]), deadline)
+                return
             head = self._claim(length, deadline)
-            at = head & self._mask
-        at += self._ring_at
-        more = named << 3 | length - _HEADER - size
-        self._pack(self._map, at, length, INLINE, kind, more, call_id, generation, rank)
-        if size:
-            at += _HEADER
-            self._map[at : at + size] = name + data if named else data
+        ring, at = self._map, self._ring_at + (head & self._mask)
+        self._pack(ring, at, size, INLINE, kind, named, call_id, generation, rank)
+        at += _HEADER
+        end = at + size
+        if named:
+            ring[at : at + named] = name
+            at += named
+        ring[at:end] = data
         self._head = self._words[HEAD] = head + length
+
+    def tidy(self) -> None:
+        """Give memory back that large messages have not needed for some time."""
+        self._slabs.tidy(time.monotonic())
 
     def _put_large(
         self, ids: tuple[int, int, int, int], name: bytes, image: Image, deadline: float | None
@@ -113,8 +119,8 @@ class RingWriter:
         if slab is None:
             self._stream(ids, name, image, deadline)
             return
-        begin = _HEADER + SLAB.size
-        length = (begin + len(name) + 7) & ~7
+        size = SLAB.size + len(name)
+        length = (size + _ROUND) & -8
         try:
             image.write(self._memory.bytes[slab.offset : slab.offset + image.size])
             head = self._claim(length, deadline)
@@ -123,11 +129,11 @@ class RingWriter:
             raise
         kind, call_id, generation, rank = ids
         at = self._ring_at + (head & self._mask)
-        more = len(name) << 3
-        self._pack(self._map, at, length, SLABBED, kind, more, call_id, generation, rank)
+        self._pack(self._map, at, size, SLABBED, kind, len(name), call_id, generation, rank)
         where = (slab.offset, image.size, slab.use, slab.index, len(image.parts))
         SLAB.pack_into(self._map, at + _HEADER, *where)
-        self._map[at + begin : at + begin + len(name)] = name
+        at += _HEADER + SLAB.size
+        self._map[at : at + len(name)] = name
         self._head = self._words[HEAD] = head + length
 
     def _stream(
@@ -135,18 +141,18 @@ class RingWriter:
     ) -> None:
         """Send an image in fragments. Who reads the first one of another message drops this one."""
         kind, call_id, generation, rank = ids
-        before = _HEADER + STREAM.size
-        for piece in image.pieces(self._largest - before - len(name) - 8):
-            size = len(name) + len(piece)
-            length = (before + size + 7) & ~7
+        for piece in image.pieces(self._largest - _ROUND - STREAM.size - len(name)):
+            size = STREAM.size + len(name) + len(piece)
+            length = (size + _ROUND) & -8
             head = self._claim(length, deadline)
             at = self._ring_at + (head & self._mask)
-            more = len(name) << 3 | length - before - size
-            self._pack(self._map, at, length, FRAGMENT, kind, more, call_id, generation, rank)
-            STREAM.pack_into(self._map, at + _HEADER, image.size, len(image.parts))
-            at += before
+            self._pack(self._map, at, size, FRAGMENT, kind, len(name), call_id, generation, rank)
+            at += _HEADER
+            end = at + size
+            STREAM.pack_into(self._map, at, image.size, len(image.parts))
+            at += STREAM.size
             self._map[at : at + len(name)] = name
-            self._map[at + len(name) : at + size] = piece
+            self._map[at + len(name) : end] = piece
             self._head = self._words[HEAD] = head + length
             self._wake()
             kind, name = CONTINUED, b""
@@ -155,6 +161,7 @@ class RingWriter:
         """Return the position of ``length`` contiguous free bytes; what is left before the ring's
         end is padded.
         """
+        self.tidy()
         head = self._head
         rest = self._capacity - (head & self._mask)
         needed = length if length <= rest else rest + length
@@ -162,8 +169,10 @@ class RingWriter:
             self._make_room(head + needed, deadline)
         if length > rest:
             at = self._ring_at + (head & self._mask)
-            self._map[at : at + 8] = rest.to_bytes(4, "little") + bytes((PAD, 0, 0, 0))
+            self._map[at : at + 8] = bytes((0, 0, 0, 0, PAD, 0, 0, 0))
             head += rest
+        boundary = head + self._capacity - (head & self._mask)
+        self._edge = min(self._limit, boundary, head + self._largest)
         return head
 
     def _make_room(self, goal: int, deadline: float | None) -> None:

@@ -65,36 +65,37 @@ class SharedWorkerEnd(WorkerEnd):
         """Return the next call: at once, after yielding the processor, or after a sleep."""
         if self._closed:
             raise ChannelClosedError("this end of the channel was closed")
-        message = self._calls.take()
+        calls = self._calls
+        message = calls.take() if self._words[HEAD] != calls.tail else None
         if message is None:
-            message = self._spin(self._calls)
+            message = self._spin(calls) or self._sleep(calls, timeout)
             if message is None:
-                message = self._sleep(self._calls, timeout)
-                if message is None:
-                    return None
+                return None
         kind, call_id, generation, rank, name, data, buffers = message
-        body = data
         if buffers or not self._bare or type(data) is not bytes:
-            body = self._codec.parcel(data, buffers)  # type: ignore[assignment]
+            body = self._codec.parcel(data, buffers)
+        else:
+            body = data
         text = self._known.get(name)
-        return PackedCall(
-            call_id,
-            generation,
-            self._names.decode(name) if text is None else text,
-            body,  # type: ignore[arg-type]
-            None if rank < 0 else rank,
-            kind == QUEUED,
-        )
+        if text is None:
+            text = self._names.decode(name)
+        asked = None if rank < 0 else rank
+        return PackedCall(call_id, generation, text, body, asked, kind == QUEUED)
 
     def _spin(self, ring: RingReader) -> Message | None:
-        now = time.monotonic()
-        end = now + self._spin_s
-        words = ring.words
-        while now < end:
-            os.sched_yield()
-            if words[HEAD] != ring.tail and (message := ring.take()) is not None:
-                return message
+        words, tail, end = ring.words, ring.tail, 0.0
+        while self._spin_s:
+            os.sched_yield()  # first of all: who is to run next may need this core
+            if words[HEAD] != tail:
+                message = ring.take()
+                if message is not None:
+                    return message
+                tail = ring.tail
             now = time.monotonic()
+            if not end:
+                end = now + self._spin_s
+            elif now >= end:
+                break
         return None
 
     def _sleep(self, ring: RingReader, timeout: float | None) -> Message | None:
@@ -111,6 +112,13 @@ class SharedWorkerEnd(WorkerEnd):
                 words[sleeps] = 0
                 return message
             self._own.sleep(left)
+            if words[HEAD] != ring.tail:
+                words[sleeps] = 0
+                message = ring.take()
+                if message is not None:
+                    return message
+            else:
+                self._replies.tidy()
 
     def reply(self, reply: Reply) -> None:
         """Write the acknowledgement, with its value or failure."""
