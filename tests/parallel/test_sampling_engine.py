@@ -96,6 +96,27 @@ def test_it_is_the_same_in_a_batch(alone, keys):
                     assert row[token].logprob == pytest.approx(score.logprob, abs=1e-4)
 
 
+def test_what_leaves_no_token_to_choose_ends_alone(alone):
+    """The error says by which parameters; a prompt is scored alike with a warm prefix cache."""
+    nothing = SamplingParams(temperature=0, allowed_token_ids=[5], bad_word_ids=[[5, 5]], **MORE)
+    with small_engine.start(logits_processors=[processors.NoThirteen]) as llm:
+        free = llm.stream("free", dict(REQUESTS)["free"])
+        next(free)
+        with pytest.raises(
+            InvalidRequestError, match=r"after 1 tokens, .*allowed_token_ids, bad_word"
+        ):
+            llm.generate("x", nothing)
+        *_, last = free
+        assert last.outputs[0].token_ids == alone["free"][0][0]
+        long = "free" * 5
+        first, second = (
+            llm.generate(long, SamplingParams(temperature=0, prompt_logprobs=2))[0].prompt_logprobs
+            for _ in range(2)
+        )
+        assert first == second
+        assert len(second) == len(long)
+
+
 def test_extra_args_that_nobody_takes_are_refused(alone):
     with (
         small_engine.start(executor="uni") as llm,

@@ -100,6 +100,7 @@ class EngineCore:
             admission=admission,
             depth=executor.max_concurrent_batches,
             tells_tokens=config.parallel.pipeline_parallel_size > 1,
+            vocab_size=self.description.vocab_size,
         )
         self._clock = clock
         self._intake = Intake(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from attrs import evolve
-from hardpoint.errors import HardpointError
+from hardpoint.errors import HardpointError, InvalidRequestError
 from hardpoint.messages import MessageError, ModelRunnerOutput, SchedulerOutput
 
 from hardpoint_engine.request import EngineOutput, Phase, Request
@@ -26,7 +26,10 @@ class NoNumbersError(HardpointError):
 class Results:
     """Takes in the results of the steps in flight, for the scheduler, in the order of the plans."""
 
-    def __init__(self, roster: Roster, blocks: KVBlocks, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, roster: Roster, blocks: KVBlocks, clock: Callable[[], float], vocab_size: int
+    ) -> None:
+        self.vocab_size = vocab_size
         self.roster = roster
         self.blocks = blocks
         self.clock = clock
@@ -157,6 +160,13 @@ class Results:
         return evolve(self.roster.finish(request, "stop"), pooled=vector)
 
     def _no_numbers(self, request: Request, count: int) -> EngineOutput:
+        wishes = _forbidding(request)
+        if wishes and count == self.vocab_size:
+            left = InvalidRequestError(
+                f"request {request.req_id}: after {request.num_output} tokens, what it asks for "
+                f"({', '.join(wishes)}) leaves no token to choose (or the model gives no numbers)"
+            )
+            return self.roster.finish(request, "error", error=left)
         error = NoNumbersError(
             f"the model gave no numbers for request {request.req_id} ({count} are NaN or "
             "infinite): its weights or its cache are corrupt; reload the weights, or start a new "
@@ -168,6 +178,12 @@ class Results:
     def _fault(self, request: Request, what: str) -> EngineOutput:
         error = MessageError(f"the step gave request {request.req_id} {what}")
         return self.roster.finish(request, "error", error=error)
+
+
+def _forbidding(request: Request) -> list[str]:
+    """Return the parameters by which a request forbids tokens."""
+    names = ("allowed_token_ids", "bad_word_ids", "min_tokens", "structured_outputs", "extra_args")
+    return [name for name in names if getattr(request.source.sampling, name)]
 
 
 def _check_result(
