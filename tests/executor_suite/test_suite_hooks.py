@@ -43,6 +43,10 @@ def hardpoint_worker_env(config, rank):
     note("worker_env", rank, config.scheduler.max_num_seqs)
 
 @hookimpl
+def hardpoint_worker_methods():
+    return {"added": lambda worker, number, more=0: (worker.rank, number + more)}
+
+@hookimpl
 def hardpoint_worker_started(worker):
     note("worker_started", worker.rank)
 
@@ -97,11 +101,13 @@ def test_hooks_fire_in_order_in_the_driver_and_in_every_worker(flavour, fired, f
         sampling = SamplingParams(temperature=0, max_tokens=4)
         core.add_request(EngineRequest(req_id="a", prompt=(1,), sampling=sampling, arrival=0.0))
         core.step()
-        core.executor.collective_rpc("supported_tasks")  # every rank is done with the step
+        # Every rank is done with the step then.
+        added = core.executor.collective_rpc("added", args=(1,), kwargs={"more": 2})
     finally:
         core.shutdown()
     heard = [what for what in fired() if what[1] != "imported"]
     ranks = range(flavour.world_size)
+    assert added == [(rank, 3) for rank in ranks]
     by_rank = [[what[1:] for what in heard if what[0] == "worker" and what[2] == r] for r in ranks]
     step = by_rank[0][2][2]
     for rank in ranks:

@@ -70,11 +70,13 @@ def test_the_tokens_are_those_of_one_worker(expected, spread, tensor, pipeline):
     held = spread.collective_rpc(bytes_of_weights)
     specs = executor.get_kv_cache_specs()
     blocks = spread.collective_rpc(num_blocks)
+    shares = spread.collective_rpc(cores_and_threads)
     assert found["tokens"] == expected["tokens"]
     for row, wanted in zip(found["logprobs"], expected["logprobs"], strict=True):
         assert row == pytest.approx(wanted, abs=1e-4)
     assert found["preemptions"] > 0
     assert max(held) < sum(held) / tensor / pipeline * 2
+    keep_apart_or_share(shares)
     assert blocks == [small_engine.KEYS["num_kv_blocks"]] * (tensor * pipeline)
     layers = [len(each) for each in specs]
     kv_heads = [next(iter(each.values())).num_kv_heads for each in specs]
@@ -195,6 +197,18 @@ def test_two_engines_side_by_side(shards, stages):
     assert results["shards"] == results["stages"]
 
 
+def keep_apart_or_share(shares):
+    """See that workers have cores of their own, or, where there are too few, one thread each."""
+    mine = os.sched_getaffinity(0)
+    together = [core for cores, _ in shares for core in cores]
+    assert set(together) <= mine
+    if len(shares) <= len(mine):
+        assert len(together) == len(set(together))
+    else:
+        assert {(len(cores), threads) for cores, threads in shares} == {(1, 1)}
+    assert all(threads <= len(cores) for cores, threads in shares)
+
+
 def sockets_of(llm):
     """Return where driver, nursery and each worker can be reached, as far as others could: what is
     listened at, and what has a name. Addresses are hexadecimal.
@@ -238,6 +252,14 @@ def bytes_of_weights(worker):
 
 def num_blocks(worker):
     return worker.model_runner.kv_cache.plan.num_blocks
+
+
+def cores_and_threads(worker):
+    import os
+
+    import torch
+
+    return sorted(os.sched_getaffinity(0)), torch.get_num_threads()
 
 
 def kind_of_groups(worker):
@@ -307,8 +329,8 @@ def process_ids(worker):
 
 
 for _function in (
-    bytes_of_weights, num_blocks, kind_of_groups, count_messages, messages, reduce_but_fail_on,
-    reduce_late_on, reduce_then_fail, process_ids,
+    bytes_of_weights, num_blocks, cores_and_threads, kind_of_groups, count_messages, messages,
+    reduce_but_fail_on, reduce_late_on, reduce_then_fail, process_ids,
 ):  # fmt: skip
     _function.__module__ = "__main__"  # so that they travel by value
 assert "small_engine" not in sys.modules

@@ -315,6 +315,27 @@ def test_a_nursery_closed_at_once_leaves_nothing(is_alive):
     assert set(psutil.Process().children()) == before
 
 
+def test_workers_outlive_the_thread_that_started_them(launcher, pids):
+    """What ends with its parent ends with the thread that forked it."""
+    started = []
+    thread = threading.Thread(target=lambda: started.append(launcher.start()))
+    thread.start()
+    thread.join()
+    assert pids(started[0]) == pids(started[0])
+    assert len(started[0].check_health()) == 2
+
+
+def test_the_nursery_loads_no_vendors_backend_and_starts_one_thread(launcher):
+    executor = launcher.start()
+    told = executor.collective_rpc(about)
+    nursery = psutil.Process(told[0]["parent"])
+    environ = nursery.environ()
+    assert environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
+    assert environ["OMP_NUM_THREADS"] == environ["OPENBLAS_NUM_THREADS"] == "1"
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD" not in told[0]["environ"]
+    assert nursery.num_threads() == 1
+
+
 # A start that fails.
 
 
