@@ -65,6 +65,7 @@ VARIANTS = {
     "MixtralForCausalLM": {"num_local_experts": 3},
     "Qwen2ForCausalLM": {},
     "Qwen3ForCausalLM": {},
+    "Qwen2MoeForCausalLM": {**EXPERTS, "shared_expert_intermediate_size": 14},
     "Qwen3MoeForCausalLM": EXPERTS,
     "Phi3ForCausalLM": {"partial_rotary_factor": 0.5},
     "GemmaForCausalLM": {},

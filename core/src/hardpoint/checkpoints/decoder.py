@@ -17,14 +17,16 @@ class ExpertsConfig:
     which each token takes the ``per_token`` that the router likes best.
 
     Weights are softmax over all experts in float32, of those taken; ``normalised``: brought to a
-    sum of one. ``block`` is the mixture's name in a layer, ``gate``, ``up`` and ``down`` those of
-    an expert's matrices.
+    sum of one. ``shared``: the inner columns of one more, which every token takes, times the
+    sigmoid of a router of its own; None: there is none. ``block`` is the mixture's name in a
+    layer, ``gate``, ``up`` and ``down`` those of an expert's matrices.
     """
 
     count: int
     per_token: int
     size: int
     normalised: bool
+    shared: int | None = None
     block: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"

@@ -128,8 +128,12 @@ def _linear(name: str, outputs: int, inputs: int, bias: bool) -> Shapes:
 def _experts(description: ModelDescription, experts: ExpertsConfig) -> Shapes:
     hidden = description.hidden_size
     yield f"{experts.block}.gate.weight", (experts.count, hidden)
-    for index in range(experts.count):
-        prefix = f"{experts.block}.experts.{index}."
-        yield f"{prefix}{experts.gate}.weight", (experts.size, hidden)
-        yield f"{prefix}{experts.up}.weight", (experts.size, hidden)
-        yield f"{prefix}{experts.down}.weight", (hidden, experts.size)
+    each = [(f"experts.{index}.", experts.size) for index in range(experts.count)]
+    if experts.shared is not None:
+        yield f"{experts.block}.shared_expert_gate.weight", (1, hidden)
+        each.append(("shared_expert.", experts.shared))
+    for name, size in each:
+        prefix = f"{experts.block}.{name}"
+        yield f"{prefix}{experts.gate}.weight", (size, hidden)
+        yield f"{prefix}{experts.up}.weight", (size, hidden)
+        yield f"{prefix}{experts.down}.weight", (hidden, size)

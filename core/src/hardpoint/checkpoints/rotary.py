@@ -91,6 +91,8 @@ def read_rotary(
             "partial_rotary_factor", fraction, f"a part of heads of {head_size}, of whole pairs"
         )
     plain: dict[str, Any] = {"size": size, "theta": home.real("rope_theta", 10_000.0)}
+    if plain["theta"] <= 1:
+        raise home.fail("rope_theta", plain["theta"], "a number greater than 1")
     if kind == "default":
         return RotaryConfig(**plain)
     # A model's own key stands beside the table in older configurations.

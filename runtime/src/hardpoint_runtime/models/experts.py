@@ -39,6 +39,12 @@ class Experts(nn.Module):
         self.down = nn.Parameter(
             torch.empty(config.count * hidden, self.inner.size), requires_grad=False
         )
+        self.shared = self.shared_router = None
+        if config.shared is not None:
+            self.shared_router = Projection(
+                hidden, {"shared_expert_gate": 1}, bias=False, operations=operations
+            )
+            self.shared = _SharedExpert(hidden, config, operations, seat)
         self._activate = activate
         self._experts = operations.experts
         self._group = None if self.inner.is_whole else seat.tensor
@@ -58,13 +64,20 @@ class Experts(nn.Module):
             activate=self._activate,
             fixed=step.batch_key is not None,
         )
-        return out if self._group is None else self._group.all_reduce(out)
+        out = out if self._group is None else self._group.all_reduce(out)
+        if self.shared is None or self.shared_router is None:
+            return out
+        own: torch.Tensor = self.shared.down(self._activate(self.shared.gate_up(x)))
+        return out + own * self.shared_router(x).sigmoid()
 
     def slots(self, prefix: str) -> dict[str, Slot]:
         """Return the checkpoint's names below ``prefix``, the layer's."""
         config, size = self.config, self.inner.size
         prefix = f"{prefix}{config.block}."
         found = self.router.slots(prefix)
+        if self.shared is not None and self.shared_router is not None:
+            found.update(self.shared_router.slots(prefix))
+            found.update(self.shared.slots(f"{prefix}shared_expert."))
         for expert in range(config.count):
             name = f"{prefix}experts.{expert}."
             first = expert * 2 * size
@@ -87,3 +100,23 @@ class Experts(nn.Module):
             shape=(self.config.size, self.hidden),
             held=() if self.inner.is_whole else (self.inner.slice, slice(0, self.hidden)),
         )
+
+
+class _SharedExpert(nn.Module):
+    """The expert of every token, as an MLP."""
+
+    def __init__(
+        self, hidden: int, config: ExpertsConfig, operations: Operations, seat: Seat
+    ) -> None:
+        super().__init__()
+        inner = seat.share(config.shared or 0)
+        self.gate_up = Projection(
+            hidden, {config.gate: inner, config.up: inner}, bias=False, operations=operations
+        )
+        self.down = Projection(
+            inner, {config.down: hidden}, bias=False, operations=operations, group=seat.tensor
+        )
+
+    def slots(self, prefix: str) -> dict[str, Slot]:
+        """Return the checkpoint's names below ``prefix``."""
+        return {**self.gate_up.slots(prefix), **self.down.slots(prefix)}
