@@ -32,6 +32,7 @@ LONG = {
     "long_factor": [2.0, 4.0] * 4,
 }  # fmt: skip
 
+GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 9}
 PARTLY = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
 ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -56,8 +57,8 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"rope_parameters": PARTLY},
     ),
     "gemma": ("gemma", "Gemma", {"head_dim": 24}),
-    "gemma2": ("gemma2", "Gemma2", {"head_dim": 24, "query_pre_attn_scalar": 24}),
-    "gemma3": ("gemma3", "Gemma3", {"head_dim": 24, "query_pre_attn_scalar": 24}),
+    "gemma2": ("gemma2", "Gemma2", GEMMA),
+    "gemma3": ("gemma3", "Gemma3", GEMMA),
 }  # fmt: skip
 READ_BY_TRANSFORMERS: dict[str, dict[str, int]] = {
     "llama": {},
