@@ -302,3 +302,20 @@ def test_a_partition_is_silence(world, group):
         group.collective_rpc(answer, args=("x",), timeout=2)
     assert isinstance(group.failure, WorkerSilentError)
     assert group.failure.rank == 1
+
+
+def test_who_lives_of_a_failed_group_begins_nothing_more(world, group):
+    world.work.seconds["answer"] = (0.1, 0.1)
+    before = len(told_by(world, 0))
+    futures = [group.collective_rpc(answer, args=(n,), non_block=True) for n in range(6)]
+    world.simulation.advance(0.15)
+    group.workers[1].kill()
+    world.simulation.advance(3)
+    assert [type(future.exception(0)) for future in futures[1:]] == [WorkerDiedError] * 5
+    assert len(told_by(world, 0)) - before == 2, "what was begun, and nothing behind it"
+
+
+def told_by(world, rank):
+    return [
+        line for line in world.simulation.trace if f"worker {rank} of" in line and "answers" in line
+    ]
