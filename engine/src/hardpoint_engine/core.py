@@ -47,6 +47,8 @@ from hardpoint_engine.structured.structured_requests import (
 if TYPE_CHECKING:
     from hardpoint.registry import Registry
 
+    from hardpoint_engine.timeline.timeline import Timeline
+
 _logger = logging.getLogger("hardpoint.engine")
 
 IDLE_SECONDS = 0.001
@@ -61,6 +63,7 @@ class _Flight:
 
     plan: SchedulerOutput
     future: Future[ModelRunnerOutput | StepTicket] | DeferredStep
+    planned: float
     started: float
 
 
@@ -120,6 +123,7 @@ class EngineCore:
         self._versions = dict(executor.sleep_state.versions)
         self._ready_generation: int | None = None
         self._closed = False
+        self._timeline: Timeline | None = None
 
     # Requests.
 
@@ -232,6 +236,7 @@ class EngineCore:
         self.executor.sleep_state.require_awake("a step")
         self._notice_changes()
         self._structured.settle()
+        planned = self._clock()
         plan = self.scheduler.schedule()
         if plan is None:
             return False
@@ -246,7 +251,7 @@ class EngineCore:
             future = Future()
             future.set_exception(error)
         result = self._choose(plan, future, due) if due else future
-        self._flights.append(_Flight(plan=plan, future=result, started=started))
+        self._flights.append(_Flight(plan=plan, future=result, planned=planned, started=started))
         return True
 
     def _choose(
@@ -283,6 +288,7 @@ class EngineCore:
             if not self._flights or self._flights[0] is not flight:  # shut down meanwhile
                 return self._give([])
             self._flights.popleft()
+            landed = self._clock()
             output: ModelRunnerOutput | None = None
             try:
                 output = self._checked(result)
@@ -295,6 +301,11 @@ class EngineCore:
             seconds = self._clock() - flight.started
             self.metrics.step_done(flight.plan, done, seconds)
             outputs = self._give(outputs)
+            if self._timeline is not None:
+                self._timeline.step(
+                    flight.plan, done,
+                    planned=flight.planned, sent=flight.started, landed=landed, done=self._clock(),
+                )  # fmt: skip
         trace_step(flight.plan, done, seconds)
         self.registry.announce(
             "hardpoint_step_finished", scheduler_output=flight.plan, output=output, rank=None
@@ -320,6 +331,8 @@ class EngineCore:
             outputs = scheduler.roster.take_ended() + outputs
             self.metrics.outputs_given(outputs)
             self.metrics.look(scheduler.roster, scheduler.blocks)
+            if self._timeline is not None:
+                self._timeline.ended(outputs)
             policy = scheduler.admission
             if type(policy).observe is not AdmissionPolicy.observe:
                 self._show(policy, outputs)
@@ -372,6 +385,11 @@ class EngineCore:
         self._versions = dict(versions)
 
     # How it is.
+
+    def watch(self, timeline: Timeline | None) -> None:
+        """Have steps and requests drawn from now on; None: no longer."""
+        with self._lock:
+            self._timeline = timeline
 
     @property
     def alive(self) -> bool:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-import tempfile
-from pathlib import Path
-
 from hardpoint.config.loading import load_config
 
 from hardpoint_engine.build import start_engine
 from hardpoint_engine.core import EngineCore
+from hardpoint_engine.temporary_extension import TemporaryExtension
 
 NAME = "bench"
 """The extension."""
@@ -19,27 +16,11 @@ PROCESS = "bench_process_id"
 """Its worker methods."""
 
 
-class Installed:
-    """Makes the extension one that is found, in this process and its workers, by metadata in a
-    folder of its own; nothing is installed beyond that. Closed, it is found no more.
-    """
+class Installed(TemporaryExtension):
+    """Makes the extension one that is found, until it is closed."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="hardpoint-bench-")
-        info = Path(self._folder.name) / "hardpoint_bench_methods-1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(
-            "Metadata-Version: 2.1\nName: hardpoint-bench-methods\nVersion: 1\n"
-        )
-        (info / "entry_points.txt").write_text(
-            f"[hardpoint.extensions]\n{NAME} = hardpoint_engine.bench.extension\n"
-        )
-        sys.path.append(self._folder.name)
-
-    def close(self) -> None:
-        """Remove it."""
-        sys.path.remove(self._folder.name)
-        self._folder.cleanup()
+        super().__init__(NAME, "hardpoint_engine.bench.extension")
 
 
 def start_dummy(workers: int) -> EngineCore:

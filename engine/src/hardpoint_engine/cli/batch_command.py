@@ -23,6 +23,7 @@ from hardpoint_engine.cli.starting import (
     tell,
     tell_choice,
 )
+from hardpoint_engine.cli.tracing import tracing
 from hardpoint_engine.front import SHUTDOWN_TIMEOUT, Front
 from hardpoint_engine.outputs import RequestOutput
 
@@ -56,15 +57,18 @@ def run(options: Mapping[str, Any], *, batch_file: str, output: str | None, raw:
             tell(f"{before} of {total} prompts have their result in {output}")
         if missing:
             progress = Progress(total, before)
+            chosen = partial(tell_choice, sampling=sampling)
             try:
-                front = Front(config, chat=not raw, chosen=partial(tell_choice, sampling=sampling))
-                try:
-                    BatchRun(
-                        front, prompts, results,
-                        conversation=conversation, show=_show, told=progress.add,
-                    ).run()  # fmt: skip
-                finally:
-                    front.shutdown(SHUTDOWN_TIMEOUT)
+                with tracing(options["trace"]) as watch:
+                    front = Front(config, chat=not raw, chosen=chosen)
+                    try:
+                        with watch(front.core):
+                            BatchRun(
+                                front, prompts, results,
+                                conversation=conversation, show=_show, told=progress.add,
+                            ).run()  # fmt: skip
+                    finally:
+                        front.shutdown(SHUTDOWN_TIMEOUT)
             except HardpointError as error:
                 raise local_error(error) from None
             finally:

@@ -34,6 +34,9 @@ def chat_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--output", metavar="FILE.jsonl", help="results of --batch-file; a run goes on where one ended"
 )
+@click.option(
+    "--trace", metavar="FILE.json", help="draw steps, requests and workers for Perfetto or Chrome"
+)
 @chat_options
 @sampling_options
 @configuration_options

@@ -24,6 +24,7 @@ from hardpoint_engine.cli.starting import (
     tell,
     tell_choice,
 )
+from hardpoint_engine.cli.tracing import Watch, tracing
 from hardpoint_engine.llm import LLM
 from hardpoint_engine.outputs import RequestOutput
 from hardpoint_engine.prompts import numbered
@@ -49,7 +50,8 @@ def run(prompts: Sequence[str], options: Mapping[str, Any], *, raw: bool, as_jso
         refuse_scores(sampling)
     log_to_standard_error(config)
     try:
-        _generate(texts, config, sampling, out, chat, as_json=as_json)
+        with tracing(options["trace"]) as watch:
+            _generate(texts, config, sampling, out, chat, watch, as_json=as_json)
     except HardpointError as error:
         out.end_line()
         raise local_error(error) from None
@@ -65,11 +67,12 @@ def _generate(
     sampling: SamplingParams,
     out: AnswerStream,
     chat: Mapping[str, Any] | None,
+    watch: Watch,
     *,
     as_json: bool,
 ) -> None:
     chosen = partial(tell_choice, sampling=sampling)
-    with LLM.from_config(config, chat=chat is not None, chosen=chosen) as llm:
+    with LLM.from_config(config, chat=chat is not None, chosen=chosen) as llm, watch(llm.core):
         streams = [
             _queue(llm, text, sampling, index, len(texts), chat) for index, text in enumerate(texts)
         ]

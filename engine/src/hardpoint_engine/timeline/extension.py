@@ -1,0 +1,69 @@
+"""Notes in every worker when its steps began and ended. Offered as any extension offers its hooks.
+
+Found only while a picture is asked for (see :mod:`hardpoint_engine.temporary_extension`): else
+nobody listens to steps. Times are of the host's monotonic clock, the same in all its processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hardpoint.hookspecs import hookimpl
+from hardpoint.messages import ModelRunnerOutput, SchedulerOutput
+from hardpoint.records import ExtensionRecord
+
+NAME = "timeline"
+MODULE = "hardpoint_engine.timeline.extension"
+SPANS = "timeline_spans"
+"""The worker method that gives the spans."""
+MOST = 1 << 20
+"""Spans kept; the oldest go first."""
+
+Span = tuple[int, float, float, tuple[float, float, float] | None]
+"""Step id, begin and end in monotonic s, and the seconds of prepare, forward and sample."""
+
+_began: dict[tuple[int, int], float] = {}
+_spans: dict[int, deque[Span]] = {}
+
+
+@hookimpl
+def hardpoint_extension() -> ExtensionRecord:
+    """Say who it is."""
+    return ExtensionRecord(name=NAME, api=(1, 0))
+
+
+@hookimpl
+def hardpoint_worker_methods() -> Mapping[str, Callable[..., object]]:
+    """Offer the method that gives the spans."""
+    return {SPANS: take_spans}
+
+
+@hookimpl
+def hardpoint_step_started(scheduler_output: SchedulerOutput, rank: int | None) -> None:
+    """Note a beginning."""
+    if rank is not None:
+        _began[rank, scheduler_output.step_id] = time.monotonic()
+
+
+@hookimpl
+def hardpoint_step_finished(
+    scheduler_output: SchedulerOutput, output: ModelRunnerOutput | None, rank: int | None
+) -> None:
+    """Note an end."""
+    if rank is None:
+        return
+    began = _began.pop((rank, scheduler_output.step_id), None)
+    if began is None:
+        return
+    timings = None if output is None else output.timings
+    phases = None if timings is None else (timings.prepare, timings.forward, timings.sample)
+    spans = _spans.setdefault(rank, deque(maxlen=MOST))
+    spans.append((scheduler_output.step_id, began, time.monotonic(), phases))
+
+
+def take_spans(worker: Any) -> list[Span]:
+    """Return, once, the spans of this rank."""
+    return list(_spans.pop(worker.rank, ()))

@@ -1,0 +1,161 @@
+"""Writes what an engine does as a trace in the Chrome trace format, which Perfetto opens, too.
+
+Driver side. Events are written as they happen; memory holds the steps in flight. Times are in
+microseconds of the host's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hardpoint.errors import HardpointError, InvalidRequestError
+from hardpoint.messages import ModelRunnerOutput, SchedulerOutput
+
+from hardpoint_engine.request import EngineOutput, RequestMetrics
+from hardpoint_engine.timeline.extension import SPANS, Span
+
+if TYPE_CHECKING:
+    from hardpoint_engine.core import EngineCore
+
+DRIVER, REQUESTS, FIRST_RANK = 1, 2, 10
+"""Numbers of the processes in the picture; rank r is ``FIRST_RANK + r``."""
+COLLECT_SECONDS = 10.0
+
+
+class Timeline:
+    """One picture, written to ``path``. Raises InvalidRequestError if that cannot be written."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by close
+        except OSError as error:
+            raise InvalidRequestError(
+                f"the trace {path} cannot be written: {error.strerror}", field="trace", value=path
+            ) from None
+        self._file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        self._first = True
+        self._lanes: dict[int, list[float]] = {}
+        self._name("process_name", DRIVER, 0, "driver")
+        self._name("process_name", REQUESTS, 0, "requests")
+
+    def step(
+        self,
+        plan: SchedulerOutput,
+        output: ModelRunnerOutput | None,
+        *,
+        planned: float,
+        sent: float,
+        landed: float,
+        done: float,
+    ) -> None:
+        """Add a step: it was ``planned`` from then on, ``sent``, its result ``landed``, and it was
+        taken in by ``done``. ``output`` None: it failed. Called by the engine core.
+        """
+        lane = self._lane(DRIVER, planned, done, "steps")
+        facts = {
+            "tokens": plan.total_tokens,
+            "requests": dict(plan.num_tokens),
+            "failed": output is None,
+        }
+        if output is not None and output.graph_stats is not None:
+            facts["graph"] = output.graph_stats.mode
+        self._span(f"step {plan.step_id}", DRIVER, lane, planned, done, facts)
+        self._span("schedule", DRIVER, lane, planned, sent)
+        self._span("execute", DRIVER, lane, sent, landed)
+        self._span("update", DRIVER, lane, landed, done)
+
+    def ended(self, outputs: Iterable[EngineOutput]) -> None:
+        """Add the life of each request that ended. Called by the engine core."""
+        for output in outputs:
+            if output.metrics is not None:
+                self._life(output, output.metrics)
+
+    def collect(self, core: EngineCore) -> None:
+        """Add what the workers noted, if they still answer."""
+        try:
+            ranks = core.executor.collective_rpc(SPANS, timeout=COLLECT_SECONDS)
+        except HardpointError:
+            return
+        for rank, spans in enumerate(ranks):
+            self._rank(rank, spans)
+
+    def close(self) -> None:
+        """Complete the file."""
+        self._file.write("\n]}\n")
+        self._file.close()
+
+    def _life(self, output: EngineOutput, metrics: RequestMetrics) -> None:
+        begin, end = metrics.arrival, metrics.finished
+        lane = self._lane(REQUESTS, begin, end, "lane")
+        facts = {
+            "finish_reason": output.finish_reason,
+            "prompt_tokens": metrics.num_prompt,
+            "output_tokens": metrics.num_output,
+            "cached_tokens": metrics.num_cached,
+            "preemptions": metrics.num_preemptions,
+        }
+        self._span(f"request {output.req_id}", REQUESTS, lane, begin, end, facts)
+        scheduled = end if metrics.first_scheduled is None else metrics.first_scheduled
+        self._span("queued", REQUESTS, lane, begin, scheduled)
+        if metrics.first_scheduled is not None:
+            first = end if metrics.first_token is None else metrics.first_token
+            self._span("prefill", REQUESTS, lane, scheduled, first)
+            if metrics.first_token is not None:
+                self._span("decode", REQUESTS, lane, first, end)
+
+    def _rank(self, rank: int, spans: Iterable[Span]) -> None:
+        process = FIRST_RANK + rank
+        self._name("process_name", process, 0, f"rank {rank}")
+        for step_id, begin, end, phases in spans:
+            lane = self._lane(process, begin, end, "steps")
+            self._span(f"step {step_id}", process, lane, begin, end)
+            at = begin
+            for name, seconds in zip(("prepare", "forward", "sample"), phases or (), strict=False):
+                until = min(end, at + seconds)
+                self._span(name, process, lane, at, until)
+                at = until
+
+    def _lane(self, process: int, begin: float, end: float, name: str) -> int:
+        """Return the first thread of ``process`` that is free from ``begin`` to ``end``: spans of
+        one thread must not cross.
+        """
+        ends = self._lanes.setdefault(process, [])
+        for lane, busy in enumerate(ends):
+            if busy <= begin:
+                ends[lane] = end
+                return lane
+        ends.append(end)
+        self._name("thread_name", process, len(ends) - 1, f"{name} {len(ends)}")
+        return len(ends) - 1
+
+    def _span(
+        self,
+        name: str,
+        process: int,
+        lane: int,
+        begin: float,
+        end: float,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        start = round(begin * 1e6, 1)
+        self._event(
+            {
+                "name": name,
+                "ph": "X",
+                "pid": process,
+                "tid": lane,
+                "ts": start,
+                "dur": round(max(0.0, round(end * 1e6, 1) - start), 1),
+                "args": dict(facts or {}),
+            }
+        )
+
+    def _name(self, kind: str, process: int, lane: int, name: str) -> None:
+        self._event({"name": kind, "ph": "M", "pid": process, "tid": lane, "args": {"name": name}})
+
+    def _event(self, event: Mapping[str, Any]) -> None:
+        self._file.write(("\n" if self._first else ",\n") + json.dumps(event))
+        self._first = False

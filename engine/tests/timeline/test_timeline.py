@@ -1,0 +1,175 @@
+"""The trace of a run: one that Perfetto opens, with every step, phase, request and worker in it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hardpoint.errors import InvalidRequestError
+from hardpoint_engine import LLM, SamplingParams
+from hardpoint_engine.cli.tracing import tracing
+from hardpoint_engine.timeline.timeline import DRIVER, FIRST_RANK, REQUESTS, Timeline
+
+HARDPOINT = str(Path(sys.executable).with_name("hardpoint"))
+KEYS = {"platform": "dummy", "load_format": "dummy", "max_model_len": 256}
+SHORT = SamplingParams(temperature=0, max_tokens=5)
+
+
+def read(path: Path) -> tuple[dict, dict]:
+    """Return the names of processes, and the spans by process and thread; check all of them."""
+    events = json.loads(path.read_text())["traceEvents"]
+    names, threads = {}, set()
+    spans = defaultdict(lambda: defaultdict(list))
+    for event in events:
+        assert {"name", "ph", "pid", "tid"} <= set(event)
+        if event["ph"] == "M":
+            if event["name"] == "process_name":
+                names[event["pid"]] = event["args"]["name"]
+            else:
+                assert event["name"] == "thread_name"
+                threads.add((event["pid"], event["tid"]))
+            continue
+        assert event["ph"] == "X"
+        assert event["dur"] >= 0
+        spans[event["pid"]][event["tid"]].append(event)
+    for pid, lanes in spans.items():
+        assert pid in names
+        for tid, lane in lanes.items():
+            assert (pid, tid) in threads
+            check_nested(lane)
+    return names, spans
+
+
+def check_nested(lane: list[dict]) -> None:
+    """Spans of one thread lie within each other, or apart."""
+    open_ends: list[float] = []
+    for event in sorted(lane, key=lambda each: (each["ts"], -each["dur"])):
+        begin, end = event["ts"], event["ts"] + event["dur"]
+        while open_ends and open_ends[-1] <= begin + 0.2:
+            open_ends.pop()
+        assert not open_ends or end <= open_ends[-1] + 0.2, event
+        open_ends.append(end)
+
+
+def all_of(lanes: dict) -> list[dict]:
+    return [event for lane in lanes.values() for event in lane]
+
+
+def children(parent: dict, lanes: dict) -> list[str]:
+    """The names of what lies within a span, in order."""
+    begin, end = parent["ts"] - 0.2, parent["ts"] + parent["dur"] + 0.2
+    inner = [
+        event
+        for event in lanes[parent["tid"]]
+        if event is not parent and begin <= event["ts"] and event["ts"] + event["dur"] <= end
+    ]
+    return [event["name"] for event in sorted(inner, key=lambda each: each["ts"])]
+
+
+@pytest.mark.parametrize(
+    ("executor", "parallel"),
+    [("uni", {}), ("mp", {"tensor_parallel_size": 2}), ("mp", {"pipeline_parallel_size": 2})],
+)
+def test_every_step_phase_request_and_worker_is_in_it(tmp_path, executor, parallel):
+    path = tmp_path / "trace.json"
+    with (
+        tracing(str(path)) as watch,
+        LLM(**KEYS, executor=executor, **parallel) as llm,
+        watch(llm.core),
+    ):
+        results = llm.generate(
+            ["one", "two", "three"], [SHORT, SHORT, SamplingParams(max_tokens=2)]
+        )
+        world, steps = llm.executor.world_size, llm.metrics.steps
+    names, spans = read(path)
+    assert names == {
+        DRIVER: "driver", REQUESTS: "requests",
+        **{FIRST_RANK + rank: f"rank {rank}" for rank in range(world)},
+    }  # fmt: skip
+    driver = {e["name"]: e for e in all_of(spans[DRIVER]) if e["name"].startswith("step ")}
+    assert len(driver) == steps
+    for step in driver.values():
+        assert children(step, spans[DRIVER]) == ["schedule", "execute", "update"]
+        assert not step["args"]["failed"]
+        assert sum(step["args"]["requests"].values()) == step["args"]["tokens"]
+    for rank in range(world):
+        seen = {e["name"]: e for e in all_of(spans[FIRST_RANK + rank])}
+        assert {name for name in seen if name.startswith("step ")} == set(driver)
+        for name, step in driver.items():  # one clock for all processes
+            assert step["ts"] <= seen[name]["ts"]
+            assert seen[name]["ts"] <= step["ts"] + step["dur"]
+    lives = {e["name"]: e for e in all_of(spans[REQUESTS]) if e["name"].startswith("request ")}
+    assert len(lives) == 3
+    for result in results:
+        life = lives[f"request {result.request_id}"]
+        assert children(life, spans[REQUESTS]) == ["queued", "prefill", "decode"]
+        assert life["args"]["finish_reason"] == "length"
+        assert life["args"]["output_tokens"] == len(result.outputs[0].token_ids)
+
+
+def test_a_failed_step_and_an_aborted_request_are_in_it(tmp_path):
+    path = tmp_path / "trace.json"
+    keys = {**KEYS, "plugins": {"dummy": {"fail_at": "step:3"}}}
+    with tracing(str(path)) as watch, LLM(**keys) as llm, watch(llm.core):
+        with llm.stream("one", SHORT) as stream:
+            next(stream)
+        with pytest.raises(Exception, match="step"):
+            llm.generate("two", SHORT)
+        llm.generate("three", SHORT)
+    _, spans = read(path)
+    reasons = [e["args"].get("finish_reason") for e in all_of(spans[REQUESTS])]
+    assert sorted(filter(None, reasons)) == ["abort", "error", "length"]
+    failed = [e for e in all_of(spans[DRIVER]) if e["args"].get("failed")]
+    assert len(failed) == 1
+
+
+def test_phases_of_a_worker_lie_within_its_step(tmp_path):
+    """As platforms that time their phases report them; clocks that differ cross no span."""
+
+    class Core:
+        executor = None
+
+        def collective_rpc(self, method, timeout):
+            return [[(1, 1.0, 2.0, (0.25, 0.5, 0.5)), (2, 1.5, 3.0, None)], []]
+
+    core = Core()
+    core.executor = core
+    timeline = Timeline(str(tmp_path / "trace.json"))
+    timeline.collect(core)
+    timeline.close()
+    names, spans = read(tmp_path / "trace.json")
+    assert {names[FIRST_RANK], names[FIRST_RANK + 1]} == {"rank 0", "rank 1"}
+    first, second = spans[FIRST_RANK][0], spans[FIRST_RANK][1]
+    assert children(first[0], {0: first}) == ["prepare", "forward", "sample"]
+    assert [event["name"] for event in second] == ["step 2"]
+
+
+def test_nobody_listens_when_no_trace_is_asked_for(tmp_path):
+    with tracing(None) as watch, LLM(**KEYS) as llm, watch(llm.core):
+        assert llm.core.registry.implementers("hardpoint_step_started") == ()
+    with tracing(str(tmp_path / "trace.json")):
+        pass
+    with LLM(**KEYS) as llm:
+        assert llm.core.registry.implementers("hardpoint_step_started") == ()
+    assert json.loads((tmp_path / "trace.json").read_text())
+    with (
+        pytest.raises(InvalidRequestError, match="cannot be written"),
+        tracing(str(tmp_path / "none" / "trace.json")),
+    ):
+        pass
+
+
+def test_the_command_writes_one(tmp_path):
+    path = tmp_path / "trace.json"
+    arguments = [HARDPOINT, "generate", "--platform", "dummy", "--load-format", "dummy", "--raw"]
+    done = subprocess.run(
+        [*arguments, "--max-tokens", "3", "one", "--trace", str(path)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    names, _ = read(path)
+    assert set(names.values()) == {"driver", "requests", "rank 0"}
