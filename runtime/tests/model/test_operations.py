@@ -12,6 +12,7 @@ from hardpoint.offers import chosen_offers
 from hardpoint.records import Operation
 from hardpoint.references import UnresolvedReferenceError
 from hardpoint_runtime import host_linear, operations
+from hardpoint_runtime.models import attention_needs
 from hardpoint_runtime.operations import NAMES, Operations, resolve
 
 DESCRIPTION = {"dtype": "float32", "head_size": 64}
@@ -141,3 +142,21 @@ def test_host_linear_equals_the_plain_one(rows, dtype, bias, threads, monkeypatc
         {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.1, "rtol": 0.02}
     )
     torch.testing.assert_close(out.double(), exact, **tolerance)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "window", "softcap"),
+    [
+        ("LlamaForCausalLM", {}, False, False),
+        ("MistralForCausalLM", {"sliding_window": 9}, True, False),
+        ("MistralForCausalLM", {"sliding_window": None}, False, False),
+        ("Gemma2ForCausalLM", {}, True, True),
+        ("Gemma2ForCausalLM", {"attn_logit_softcapping": None}, True, False),
+        ("LlamaForCausalLM", {"hidden_act": "a plugin's"}, False, False),
+        ("AcmeForCausalLM", {}, False, False),
+    ],
+)
+def test_what_is_offered_hears_of_windows_and_caps(kit, architecture, config, window, softcap):
+    description = kit.describe(kit.tiny_reference().config, architecture)
+    described = evolve(description, hf_config=config)
+    assert attention_needs(described) == {"window": window, "softcap": softcap}
