@@ -17,7 +17,7 @@ from functools import partial
 
 import pytest
 from attrs import define, field
-from fault_groups import PATIENCE, SIZE, settle
+from fault_groups import PATIENCE, SIZE, SLACK, settle
 from hardpoint.errors import CallTimeoutError, ExecutorFailedError, RemoteError, WorkerDiedError
 from hardpoint.rpc.faults import fault, fired
 from hypothesis import HealthCheck, Phase, settings
@@ -285,3 +285,31 @@ def test_every_answer_belongs_to_its_call_for_long(groups, tmp_path, channel):
     seen = run(Lab(groups, tmp_path, channel), 150)
     assert seen["calls"] > 5000
     assert min(seen[kind] for kind in ("RemoteError", "CallTimeoutError", "late")) > 200
+
+
+def length(worker, data):
+    return len(data)
+
+
+@pytest.mark.parametrize(
+    ("channel", "size", "count"),
+    [pytest.param("shared_memory", 60 << 20, 6, marks=pytest.mark.slow), ("zmq", 1, 514)],
+)
+def test_a_timeout_holds_for_sending_too(groups, channel, size, count):
+    """To a worker that takes nothing, more than the channel has room for."""
+    executor = groups.ready(**{"plugins.mp.channel": channel, "plugins.dummy.silent_after": 60.0})
+    victim = executor.collective_rpc(pid_of)[1]
+    data = bytes(size)
+    os.kill(victim, signal.SIGSTOP)
+    began, ends = time.monotonic(), []
+    for _ in range(count):
+        try:
+            ends.append(executor.collective_rpc(length, args=(data,), timeout=0.3, non_block=True))
+        except CallTimeoutError:
+            continue
+    assert len(ends) < count, "there was room for all of it"
+    assert {type(future.exception(PATIENCE)) for future in ends} == {CallTimeoutError}
+    assert time.monotonic() - began < 0.3 * (count - len(ends) + 1) + SLACK
+    os.kill(victim, signal.SIGCONT)
+    assert executor.collective_rpc(length, args=(data,), timeout=PATIENCE) == [size] * SIZE
+    settle(lambda: executor.calls.pending == 0)
