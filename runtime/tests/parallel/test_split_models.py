@@ -12,6 +12,7 @@ from hardpoint_runtime.attention.builder import AttentionMetadataBuilder
 from hardpoint_runtime.device import HostDeviceOps
 from hardpoint_runtime.forward_context import ForwardContext
 from hardpoint_runtime.loading.model_loading import check_weights
+from hardpoint_runtime.loading.sharded_state import held_tensors
 from hardpoint_runtime.memory.kv_cache import KVCache
 from hardpoint_runtime.models import build_model
 from hardpoint_runtime.operations import Operations
@@ -114,6 +115,18 @@ def require_whole(description, tensor, pipeline):
             for held in slot.runs or [slot.held or slice(None)]:
                 covered[name][held] = True
     assert all(bool(each.all()) for each in covered.values())
+
+
+@pytest.mark.parametrize("architecture", VARIANTS)
+def test_what_a_rank_saves_is_all_it_holds_once(odd_llama, architecture):
+    description = varied(odd_llama, architecture)
+    for seat in seats_of(3, 2):
+        model = build_model(description, Operations(), HostDeviceOps(), torch.float32, seat=seat)
+        saved = held_tensors(model).values()
+        assert sum(tensor.numel() for tensor in saved) == sum(p.numel() for p in model.parameters())
+        for tensor in saved:
+            tensor.fill_(7.0)
+        assert all(bool((parameter == 7.0).all()) for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("tensor", [2, 3])
