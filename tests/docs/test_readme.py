@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -15,6 +16,7 @@ README = (ROOT / "README.md").read_text()
 PYTHON = (ROOT / "docs" / "python.md").read_text()
 PARALLEL = (ROOT / "docs" / "parallel.md").read_text()
 GRAPHS = (ROOT / "docs" / "graphs.md").read_text()
+SAMPLING = (ROOT / "docs" / "sampling.md").read_text()
 
 
 def blocks(language: str, document: str = README) -> list[str]:
@@ -55,6 +57,15 @@ def test_the_python_page_runs_from_top_to_bottom():
     out = run([sys.executable, "-c", "\n".join(samples)])
     assert "Paris" in out
     assert out.splitlines()[-1] == "[('generate', 'embed')]"
+
+
+def test_the_page_on_sampling_runs():
+    city, word, choice = run([sys.executable, "-c", "\n".join(blocks("python", SAMPLING))]).split(
+        "\n"
+    )[:3]
+    assert set(json.loads(city)) == {"city", "rivers"}
+    assert re.fullmatch("[A-Z][a-z]{2,9}", word)
+    assert choice in ("Rome", "Oslo")
 
 
 def test_the_page_on_several_workers_runs_as_a_script_without_a_guard(tmp_path):

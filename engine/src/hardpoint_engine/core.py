@@ -240,7 +240,7 @@ class EngineCore:
         plan = self.scheduler.schedule()
         if plan is None:
             return False
-        due = self._structured.due(plan, self.scheduler.roster.in_flight[plan.step_id])
+        due = self._structured.due(plan)
         if due:
             plan = evolve(plan, defer_sampling=True)
         self.registry.announce("hardpoint_step_started", scheduler_output=plan, rank=None)

@@ -484,7 +484,7 @@ class TorchModelRunner(ModelRunner):
             sampled = self.sampler.sample(step.logits, batch)
         for req_id, token in zip(ids, sampled.tokens, strict=True):
             self.requests.append_token(req_id, token)
-        prompts = self.prompt_logprobs.take(self.requests, ids)
+        prompts = self.prompt_logprobs.take(self.requests, step.inputs)
         return step.output(sampled, prompts, sample=time.perf_counter() - started)
 
     def _kv_cache_dtype(self) -> str:

@@ -43,6 +43,7 @@ class StructuredRequests:
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._preparing: list[Request] = []
+        self._begun: dict[str, Request] = {}
 
     def __len__(self) -> int:
         """How many wait for their grammar."""
@@ -61,22 +62,24 @@ class StructuredRequests:
             error = grammar.exception()
             if error is None:
                 request.grammar = grammar.result().start()
+                self._begun[request.req_id] = request
                 self._roster.prepared(request)
             else:
                 self._roster.end(request.req_id, "error", error=_typed(error))
         self._preparing = [each for each in self._preparing if each.phase is Phase.PREPARING]
 
-    @staticmethod
-    def due(plan: SchedulerOutput, requests: Mapping[str, Request]) -> dict[str, Request]:
-        """Return those of a step's ``requests`` for whose next token a mask is needed: structured,
-        and with their last known token in the step.
+    def due(self, plan: SchedulerOutput) -> dict[str, Request]:
+        """Return those of a step's requests for whose next token a mask is needed: structured, and
+        with their last known token in the step. Costs nothing where there are none.
         """
-        return {
-            req_id: request
-            for req_id, request in requests.items()
-            if request.grammar is not None
-            and request.num_computed + plan.num_tokens[req_id] >= len(request.tokens)
-        }
+        due = {}
+        for req_id, request in list(self._begun.items()):
+            count = plan.num_tokens.get(req_id)
+            if request.phase is Phase.FINISHED:
+                del self._begun[req_id]
+            elif count is not None and request.num_computed + count >= len(request.tokens):
+                due[req_id] = request
+        return due
 
     @staticmethod
     def masks(due: Mapping[str, Request]) -> GrammarOutput:

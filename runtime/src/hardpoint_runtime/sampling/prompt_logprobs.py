@@ -7,7 +7,7 @@ a time, so that a long chunk takes no more room than the sampling of a full batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -78,11 +78,8 @@ class PromptLogprobs:
     def rows(self, requests: Requests, inputs: BatchInputs) -> ScoredRows | None:
         """Return which outputs of the step to score; None where nobody asks."""
         columns = requests.columns
-        asking = columns["features"][inputs.request_slots] & Feature.PROMPT_LOGPROBS
-        if not asking.any():
-            return None
         places, targets, spans = [], [], []
-        for row in np.flatnonzero(asking).tolist():
+        for row in _asking(requests, inputs):
             state = requests[inputs.req_ids[row]]
             num_prompt = int(columns["num_prompt"][state.slot])
             begin, end = (int(place) for place in inputs.query_start[row : row + 2])
@@ -124,14 +121,15 @@ class PromptLogprobs:
                 kept[position] = next(scores)
         return hidden[:sampled]
 
-    def take(self, requests: Requests, req_ids: Iterable[str]) -> dict[str, Logprobs]:
-        """Return, once, the scores of those of ``req_ids`` whose prompt is complete: [prompt
-        length - 1] rows each.
+    def take(self, requests: Requests, inputs: BatchInputs) -> dict[str, Logprobs]:
+        """Return, once, the scores of the step's requests whose prompt is complete, so that they
+        are sampled: [prompt length - 1] rows each.
         """
-        taken = {}
-        for req_id in req_ids:
+        taken: dict[str, Logprobs] = {}
+        for row in _asking(requests, inputs):
+            req_id = inputs.req_ids[row]
             state = requests[req_id]
-            if state.sampling.prompt_logprobs is None or state.prompt_told:
+            if state.prompt_told or row not in inputs.sampled_rows:
                 continue
             state.prompt_told = True
             rows = [state.prompt_scores[position] for position in sorted(state.prompt_scores)]
@@ -142,6 +140,13 @@ class PromptLogprobs:
                 ranks=tuple(row.ranks[0] for row in rows),
             )
         return taken
+
+
+def _asking(requests: Requests, inputs: BatchInputs) -> list[int]:
+    """Return the step's rows whose requests want their prompts scored."""
+    features = requests.columns["features"][inputs.request_slots]
+    rows: list[int] = np.flatnonzero(features & Feature.PROMPT_LOGPROBS).tolist()
+    return rows
 
 
 def _count(span: ScoredSpan) -> int:
