@@ -107,6 +107,27 @@ def _batch_order(runner):
     return runner.requests.ids
 
 
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "phi3", "gemma2", "gemma3", "olmo2"])
+def test_bfloat16_logits_stay_near_those_of_float32(make_runner, make_driver, tmp_path, name):
+    """Weights whose norms have one added keep their digits."""
+    tiny.save(name, tmp_path, initializer_range=0.05)
+    _, model_class = tiny.classes(EVERY[name][0])
+    model = model_class.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    tokens = PROMPTS["r33"]
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens])).logits[0, -1]
+    runner = make_runner(description=read_description(str(tmp_path)), dtype="bfloat16")
+    found = []
+    compute = runner.model.compute_logits
+    runner.model.compute_logits = lambda hidden: found.append(compute(hidden)) or found[-1]
+    driver = make_driver(runner)
+    driver.add("a", tokens)
+    driver.step({"a": len(tokens)})
+    assert found[0].dtype == torch.float32
+    assert (found[0][0] - expected).abs().max() < 5e-2
+    assert expected.abs().max() > 0.3
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_the_same_tokens_however_they_are_computed(make_reference, make_runner, make_driver, name):
     """Alone, in chunks of 1, 7 and 64, preempted, and behind a prefix that is in the cache."""

@@ -119,8 +119,8 @@ def save(name: str, folder: Path, **changes: Any) -> Path:
     family, config = {**ROWS, **FOREIGN}[name]
     config_class, model_class = classes(family)
     torch.manual_seed(len(name))
-    values = {**COMMON, **config, **changes}
-    model = model_class(config_class(**values, initializer_range=0.2))
+    values = {**COMMON, "initializer_range": 0.2, **config, **changes}
+    model = model_class(config_class(**values))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms and biases, which are ones and zeros
