@@ -131,12 +131,14 @@ def test_saved_and_loaded_it_is_the_same(engines, tmp_path):
 
 
 def test_saved_by_processes_it_is_the_same(processes, tmp_path):
-    core = processes(2, 1)
-    expected = answers(core)
+    core = processes(3, 1)
+    expected, held = answers(core), core.executor.apply_model(elements)
     core.executor.save_sharded_state(str(tmp_path), pattern="{rank}.{part}")
     core.shutdown()
-    assert {path.name for path in tmp_path.iterdir()} == {MANIFEST, "0.0", "1.0"}
-    assert answers(processes(2, 1, model=str(tmp_path))) == expected
+    assert {path.name for path in tmp_path.iterdir()} == {MANIFEST, "0.0", "1.0", "2.0"}
+    again = processes(3, 1, model=str(tmp_path))
+    assert again.executor.apply_model(elements) == held
+    assert answers(again) == expected
 
 
 PLACES = [(0, 0), (0, 1), (1, 0), (1, 1)]
