@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import stat
 import tempfile
 import threading
 import time
@@ -147,6 +149,23 @@ def test_a_channel_has_no_name_anywhere(kind, make_group, monkeypatch, tmp_path)
         target = str(Path(f"/proc/self/fd/{fd}").readlink())
         nameless = target.startswith(("/memfd:", "anon_inode:")) or target.endswith(" (deleted)")
         assert nameless, target
+
+
+def test_where_a_socket_needs_a_name_it_is_its_users_alone_and_for_a_moment(
+    make_group, monkeypatch, tmp_path
+):
+    """As on systems without descriptors of mere paths."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delattr(os, "O_PATH")
+    group = make_group("zmq", 2, start=False)
+    (folder,) = tmp_path.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [stat.S_ISSOCK(each.stat().st_mode) for each in folder.iterdir()] == [True]
+    assert group.end.worker_handle(0).fds == ()
+    for rank in range(2):
+        group.start_process(rank)
+    assert group.call("echo", 5) == [5, 5]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_closing_gives_every_descriptor_back_and_tells_the_workers(kind, make_group):
