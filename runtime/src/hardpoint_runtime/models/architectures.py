@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 import torch
 from hardpoint.checkpoints.decoder_architectures import ARCHITECTURES as DECODERS
-from hardpoint.checkpoints.decoder_architectures import decoder_config
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.errors import UnsupportedError, UnsupportedModelError
 from hardpoint.references import resolve
@@ -26,18 +25,20 @@ FOREIGN = "hardpoint_runtime.models.foreign:ForeignModel"
 """What is tried for any other."""
 
 
-def attention_needs(description: ModelDescription) -> Mapping[str, object]:
-    """Return which options of the operation ``attention`` a built-in model gives: ``window`` and
-    ``softcap``, true or false. For the ``supports`` of what plugins offer.
+def attention_needs(
+    description: ModelDescription, registry: Offers | None = None, platform_name: str = "any"
+) -> Mapping[str, object]:
+    """Return what the described model will ask of attention; for the ``supports`` of what plugins
+    offer. See :meth:`LanguageModel.attention_needs`.
     """
-    try:
-        config = decoder_config(description)
-    except UnsupportedModelError:
-        config = None  # a plugin may know the variant; if not, building the model says so
-    return {
-        "window": config is not None and any(each.window is not None for each in config.layers),
-        "softcap": config is not None and config.attention_cap is not None,
-    }
+    reference = _known(registry, platform_name).get(description.architecture, FOREIGN)
+    model_class: type[LanguageModel] = resolve(reference)
+    return model_class.attention_needs(description)
+
+
+def _known(registry: Offers | None, platform_name: str) -> Mapping[str, str]:
+    offers = registry.offers("hardpoint_models", platform_name) if registry else {}
+    return {**ARCHITECTURES, **{name: offer.reference for name, offer in offers.items()}}
 
 
 def build_model(
@@ -57,8 +58,7 @@ def build_model(
     transformers' code is used, if it can be. Raises UnsupportedModelError with the reason and those
     built in, UnsupportedError for several ranks where a model is only ever whole.
     """
-    offers = registry.offers("hardpoint_models", platform_name) if registry else {}
-    known = {**ARCHITECTURES, **{name: offer.reference for name, offer in offers.items()}}
+    known = _known(registry, platform_name)
     reference = known.get(description.architecture, FOREIGN)
     model_class = resolve(reference)
     split = _split(model_class, reference, seat)

@@ -69,6 +69,15 @@ class DecoderForCausalLM(LanguageModel):
             )
         return config
 
+    @classmethod
+    def attention_needs(cls, description: ModelDescription) -> Mapping[str, object]:
+        """See :class:`LanguageModel`."""
+        config = cls.read_config(description)
+        return {
+            "window": any(layer.window is not None for layer in config.layers),
+            "softcap": config.attention_cap is not None,
+        }
+
     def materialise(self, device: torch.device, dtype: torch.dtype) -> None:
         """See :class:`LanguageModel`. Embeddings are scaled by a number of their own type."""
         super().materialise(device, dtype)

@@ -45,6 +45,13 @@ class LanguageModel(nn.Module):
         self.operations = operations
         self.seat = seat
 
+    @classmethod
+    def attention_needs(cls, description: ModelDescription) -> Mapping[str, object]:
+        """Return which options a model of this description may give to the operation ``attention``:
+        ``window`` and ``softcap``, true or false. Asked before operations are resolved.
+        """
+        return {"window": True, "softcap": True}
+
     @abstractmethod
     def forward(
         self,
