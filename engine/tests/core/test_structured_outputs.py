@@ -125,7 +125,7 @@ def test_an_answer_is_the_same_alone_batched_chunked_and_preempted(llm, keys):
     ("wishes", "words"),
     [
         ({"json": {"type": "nonsense"}}, "json cannot be made a grammar: Invalid type: nonsense"),
-        ({"regex": "a("}, r"regex cannot be made a grammar: (?s:.*)unclosed group"),
+        ({"regex": "a("}, r"regex cannot be made a grammar: .*unclosed group"),
         ({"grammar": "nothing"}, "grammar cannot be made a grammar"),
     ],
 )

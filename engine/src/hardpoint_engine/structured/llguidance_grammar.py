@@ -90,7 +90,7 @@ class GrammarMaker:
         if problem:
             raise InvalidRequestError(
                 f"structured_outputs: this {wanted.kind} cannot be made a grammar: "
-                f"{problem.strip()}",
+                f"{' '.join(problem.split())}",
                 field="structured_outputs",
                 value=wanted.text,
             )
