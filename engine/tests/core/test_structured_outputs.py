@@ -12,7 +12,8 @@ import pytest
 from hardpoint.errors import InvalidRequestError, UnsupportedError
 from hardpoint_engine import LLM, SamplingParams
 from hardpoint_engine.structured.compiler import GrammarCompiler
-from hardpoint_engine.structured.llguidance_grammar import GrammarMaker
+from hardpoint_engine.structured.grammar import GrammarError
+from hardpoint_engine.structured.llguidance_grammar import GrammarMaker, MatchedGrammar
 from hardpoint_engine.structured.specification import read_specification
 from hardpoint_engine.text.tokenizer_bytes import ByteTokenizer
 
@@ -180,6 +181,27 @@ def test_others_go_on_while_a_grammar_is_compiled(llm, monkeypatch):
         go_on.set()
         *_, last = waiting
     assert re.fullmatch("held[ab]{4}", last.outputs[0].text)
+
+
+@pytest.mark.parametrize("method", ["mask", "accept"])
+def test_a_grammar_that_fails_in_the_middle_ends_its_answer_alone(llm, monkeypatch, method):
+    wishes, calls = {"regex": "fails[ab]{40}"}, []
+    whole = getattr(MatchedGrammar, method)
+
+    def failing(grammar, *args):
+        calls.append(grammar)
+        if calls.count(calls[0]) > 7 and grammar is calls[0]:
+            raise GrammarError("it grew too complex")
+        return whole(grammar, *args)
+
+    monkeypatch.setattr(MatchedGrammar, method, failing)
+    stream = llm.stream("x", params(wishes))
+    next(stream)
+    (neighbour,) = llm.generate("one", params({"regex": "goes on[ab]{40}"}))
+    assert len(neighbour.outputs[0].text) == 47
+    with pytest.raises(GrammarError, match="too complex"):
+        list(stream)
+    assert not llm.core.has_unfinished()
 
 
 def test_equal_forms_are_compiled_once(llm, monkeypatch):
