@@ -130,6 +130,16 @@ def test_scales_that_do_not_fit_are_named(tmp_path, disk, change, message, error
         read(tmp_path / "m")
 
 
+def test_scaled_weights_are_checked_against_the_configuration(tmp_path, disk):
+    config = {"quant_method": "fp8", "weight_block_size": BLOCK}
+    tensors = disk.folder(tmp_path / "m", torch.float32, quantization_config=config)
+    shrink(tensors, torch.float8_e4m3fn, "blocks")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "m" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"missing: model\.layers\.1\.mlp\.up_proj\.weight"):
+        read_description(tmp_path / "m")
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -81,6 +81,19 @@ def check_tensors(description: ModelDescription, shapes: Mapping[str, tuple[int,
     return True
 
 
+def check_size(description: ModelDescription, held: int) -> None:
+    """Raise CheckpointError if files of ``held`` bytes cannot hold a model of this description:
+    for those of which :func:`check_tensors` knows no more.
+    """
+    least = description.hidden_size * max(description.vocab_size, description.num_layers)
+    if least > held * 8:  # a bit for each element of the embedding is the least there can be
+        raise CheckpointError(
+            f"{description.path}: the configuration ({shown(description.architecture)}, vocabulary "
+            f"{description.vocab_size}, width {description.hidden_size}) needs more than the "
+            f"{held} bytes that the files hold: they do not belong together"
+        )
+
+
 def norm_names(config: DecoderConfig) -> tuple[str, ...]:
     """Return a layer's norms: before attention, before the MLP; then, if there are any, behind
     attention, behind the MLP.

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from hardpoint.checkpoints.decoder_architectures import ARCHITECTURES, HEAD_SIZES
-from hardpoint.checkpoints.decoder_tensors import check_tensors
+from hardpoint.checkpoints.decoder_tensors import check_size, check_tensors
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.checkpoints.documents import read_object
 from hardpoint.checkpoints.fields import Fields
 from hardpoint.checkpoints.files import contained
+from hardpoint.checkpoints.float8 import is_beside_weights, scheme_of
 from hardpoint.checkpoints.safetensors import FLOAT_TYPES, SafetensorsCheckpoint
-from hardpoint.checkpoints.tables import TensorEntry, shown
+from hardpoint.checkpoints.tables import TensorEntry
 from hardpoint.errors import CheckpointError, UnsupportedModelError
 
 LARGEST_CONFIG: Final = 16 << 20
@@ -167,15 +168,15 @@ def _check_tensors(
     folder: Path, description: ModelDescription, tensors: Mapping[str, TensorEntry]
 ) -> None:
     """Refuse a configuration that its files belie, before anything of its size is allocated."""
-    if "quantization_config" not in description.hf_config:
-        shapes = {name: entry.shape for name, entry in tensors.items()}
-        if check_tensors(description, shapes):
-            return
-    held = sum(entry.num_bytes for entry in tensors.values()) * 8
-    least = description.hidden_size * max(description.vocab_size, description.num_layers)
-    if least > held:  # a bit for each element of the embedding is the least there can be
-        raise CheckpointError(
-            f"{folder}: the configuration ({shown(description.architecture)}, vocabulary "
-            f"{description.vocab_size}, width {description.hidden_size}) needs more than the "
-            f"{held // 8} bytes that the files hold: they do not belong together"
-        )
+    try:
+        scaled = scheme_of(description) is not None
+    except UnsupportedModelError:  # here; a plugin's loader may read it
+        check_size(description, sum(entry.num_bytes for entry in tensors.values()))
+        return
+    shapes = {
+        name: entry.shape
+        for name, entry in tensors.items()
+        if not (scaled and is_beside_weights(name))
+    }
+    if not check_tensors(description, shapes):
+        check_size(description, sum(entry.num_bytes for entry in tensors.values()))

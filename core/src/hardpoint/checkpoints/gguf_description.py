@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from hardpoint.checkpoints.decoder_tensors import check_tensors
+from hardpoint.checkpoints.decoder_tensors import check_size, check_tensors
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.checkpoints.fields import Fields
 from hardpoint.checkpoints.ggml_types import FLOAT_TYPES
@@ -186,36 +186,4 @@ def _check_tensors(
                 if len(shapes) > MOST_TENSORS:
                     raise CheckpointError(f"{file.path}: more than {MOST_TENSORS} weights")
     if not check_tensors(description, shapes):
-        _check_layers(file.path, description, shapes)
-
-
-def _check_layers(
-    path: Path, description: ModelDescription, shapes: Mapping[str, tuple[int, ...]]
-) -> None:
-    """Raise CheckpointError unless every layer has what the first has, in the same shapes, and the
-    embedding is that of the description: for architectures of which no more is known here.
-    """
-    layers: dict[int, dict[str, tuple[int, ...]]] = {}
-    for name, shape in shapes.items():
-        if name.startswith("model.layers."):
-            number, part = name.removeprefix("model.layers.").split(".", 1)
-            layers.setdefault(int(number), {})[part] = shape
-    if sorted(layers) != list(range(description.num_layers)):
-        raise CheckpointError(
-            f"{path}: the configuration says {description.num_layers} layers, but there are "
-            f"tensors of {len(layers)}: a part of the model is missing"
-        )
-    for index, parts in layers.items():
-        if differing := [
-            part for part in parts.keys() | layers[0] if parts.get(part) != layers[0].get(part)
-        ]:
-            raise CheckpointError(
-                f"{path}: layer {index} differs from layer 0 in {some(sorted(differing))}: a part "
-                f"of the model is missing"
-            )
-    embedding = (description.vocab_size, description.hidden_size)
-    if shapes.get("model.embed_tokens.weight") != embedding or "model.norm.weight" not in shapes:
-        raise CheckpointError(
-            f"{path}: the embedding and the last norm must be there, the former as "
-            f"{list(embedding)}: the configuration and the tensors do not belong together"
-        )
+        check_size(description, sum(entry.num_bytes for entry in file.tensors.values()))
