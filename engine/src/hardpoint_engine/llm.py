@@ -251,6 +251,24 @@ class LLM:
             reply_rank=reply_rank,
         )
 
+    def start_profile(
+        self,
+        prefix: str | None = None,
+        *,
+        delay_iterations: int = 0,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Have every worker record its steps, ``delay_iterations`` of them passed over and at most
+        ``max_iterations`` recorded, for a file ``PREFIX-rank-N.json`` in ``profile_folder``.
+        Ignored while they are recorded. Raises InvalidRequestError for a prefix that is no
+        beginning of a file name, UnsupportedError where the platform has no profiler.
+        """
+        self.executor.profile(True, prefix, delay_iterations, max_iterations)
+
+    def stop_profile(self) -> None:
+        """Have every worker write its file. Not started, they warn and do nothing."""
+        self.executor.stop_profile()
+
     def reset_prefix_cache(self) -> None:
         """Forget all cached prompt beginnings."""
         self.core.reset_prefix_cache()

@@ -226,9 +226,15 @@ class DeviceOps(ABC):
 
     # Watching.
 
-    def profiler(self, **options: Any) -> Any:
-        """Return a context that traces the work done inside."""
+    def profiler(self) -> Any:
+        """Return what traces the work between its ``start()`` and ``stop()``, on host and device,
+        and writes it with ``export_chrome_trace(path)``.
+        """
         self._unsupported("profiling")
+
+    def annotation(self, name: str) -> contextlib.AbstractContextManager[object]:
+        """Return a context that gives the work inside a name in a profile."""
+        return torch.profiler.record_function(name)
 
     def _unsupported(self, what: str) -> NoReturn:
         raise UnsupportedError(what, f"device {self.device}")
@@ -249,6 +255,10 @@ class TorchDeviceOps(DeviceOps):
         self.pins = pins
         self._module = torch.get_device_module(self.device)
         self._staged: StagedCopies | None = None
+
+    def profiler(self) -> Any:
+        """Return torch's own, over all that this build of it can trace."""
+        return torch.profiler.profile(activities=torch.profiler.supported_activities())
 
     def set_device(self) -> None:
         """Make the device current, where its module has more than one."""

@@ -18,6 +18,7 @@ from hardpoint_runtime.device import DeviceOps, TorchDeviceOps
 from hardpoint_runtime.loading.sharded_state import save_sharded_state
 from hardpoint_runtime.model_runner import TorchModelRunner
 from hardpoint_runtime.parallel.seat import ALONE, Seat, take_seat
+from hardpoint_runtime.profiling import StepProfiler
 
 if TYPE_CHECKING:
     from hardpoint.kv_cache import KVCacheConfig, KVCacheSpec
@@ -49,6 +50,7 @@ class TorchWorker(Worker):
     def __init__(self, context: WorkerContext, platform: Platform, registry: Registry) -> None:
         super().__init__(context, platform, registry)
         self._collectives_ended = threading.Event()
+        self.profiler: StepProfiler | None = None
 
     # Collaborators: override one to change a part.
 
@@ -141,7 +143,11 @@ class TorchWorker(Worker):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | StepTicket:
         """Run one step."""
-        return self._runner("execute_model").execute_model(scheduler_output)
+        runner = self._runner("execute_model")
+        if self.profiler is None:
+            return runner.execute_model(scheduler_output)
+        with self.profiler.step(scheduler_output):
+            return runner.execute_model(scheduler_output)
 
     def sample_tokens(self, ticket: StepTicket, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         """Finish the step of ``ticket``."""
@@ -149,6 +155,8 @@ class TorchWorker(Worker):
 
     def shutdown(self) -> None:
         """Drop everything that this rank holds."""
+        if self.profiler is not None and self.profiler.active:
+            self.profiler.stop()
         if self.model_runner is not None:
             self.model_runner.close()
         self.seat.close()
@@ -163,6 +171,22 @@ class TorchWorker(Worker):
     def get_model_runner(self) -> TorchModelRunner:
         """Return the runner; raises LifecycleError before ``init_device``."""
         return self._runner("get_model_runner")
+
+    def profile(
+        self,
+        is_start: bool,
+        prefix: str | None = None,
+        delay_iterations: int = 0,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Start or stop recording this rank's steps into ``profile_folder``."""
+        if self.profiler is None:
+            device, folder = self._device("profile"), self.config.observability.profile_folder
+            self.profiler = StepProfiler(device, folder, self.rank)
+        if is_start:
+            self.profiler.start(prefix, delay_iterations, max_iterations)
+        else:
+            self.profiler.stop()
 
     def supported_tasks(self) -> tuple[str, ...]:
         """Return what models do here: generate, and embed where the platform pools."""

@@ -195,6 +195,9 @@ class ObservabilityConfig:
         "waits for the device; unset: none",
         above=0,
     )
+    profile_folder: str | None = key(
+        None, "folder for the traces of profile(), a file for each worker; unset: none are taken"
+    )
 
 
 @frozen(kw_only=True)

@@ -26,6 +26,7 @@ OFFERED = frozenset(
         Capability.LOGPROBS,
         Capability.PROMPT_LOGPROBS,
         Capability.POOLING,
+        Capability.PROFILE,
         Capability.GRAMMAR,
         Capability.LOGITS_PROCESSORS,
         Capability.BLOCK_COPIES,
