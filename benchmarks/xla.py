@@ -6,7 +6,7 @@ time of a step goes.
     python benchmarks/xla.py --profile
 
 XLA on CPU; never run on a TPU: nothing here says how fast a TPU would be. The engines take turns,
-each in a process of its own (see `turns.py`). `--quick`: few shapes, short answers, two turns. The
+each in a process of its own (see `turns.py`). `--quick`: few shapes, short answers, one turn. The
 profile is in `xla_profile.py`.
 """
 
@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace, cache: str) -> list[dict[str, object]]:
         }
         for child in children.values():
             child.ask()
-        cases, repeats = (QUICK_CASES, 2) if options.quick else (turns.CASES, options.repeats)
+        cases, repeats = (QUICK_CASES, 1) if options.quick else (turns.CASES, options.repeats)
         return turns.measured(children, cases, repeats, "tpu")
 
 

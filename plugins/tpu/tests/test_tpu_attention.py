@@ -59,6 +59,15 @@ def test_the_plain_form_is_dense_attention(block_size):
         close(run(*given), expected, real)
 
 
+@pytest.mark.parametrize(
+    ("tiles", "tile", "groups"), [(7, 16, 1), (9, 16, 2), (17, 16, 4), (5, 1, 1)]
+)
+def test_groups_of_tiles_take_turns_of_their_own(tiles, tile, groups):
+    given, expected, real = case(2, tiles=tiles, tile=tile, block_size=16, longest=150)
+    assert str(jax.make_jaxpr(attention)(*given)).count("while[") == groups
+    close(jax.jit(attention)(*given), expected, real)
+
+
 def test_the_number_of_turns_is_data_and_not_shape():
     traced = []
 
