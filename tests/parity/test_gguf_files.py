@@ -32,6 +32,13 @@ LONG = {
     "long_factor": [2.0, 4.0] * 4,
 }  # fmt: skip
 
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+LINEAR = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 9}
 PARTLY = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
@@ -41,6 +48,7 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama-3": ("llama", "Llama", {"rope_parameters": LLAMA3}),
     "mixtral": ("llama", "Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen2": ("qwen2", "Qwen2", {}),
+    "qwen2-yarn": ("qwen2", "Qwen2", {"rope_parameters": YARN}),
     "qwen3": ("qwen3", "Qwen3", {"head_dim": 24}),
     "qwen2moe": (
         "qwen2moe", "Qwen2Moe",
@@ -59,6 +67,7 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma": ("gemma", "Gemma", {"head_dim": 24}),
     "gemma2": ("gemma2", "Gemma2", GEMMA),
     "gemma3": ("gemma3", "Gemma3", GEMMA),
+    "gemma3-linear": ("gemma3", "Gemma3", {**GEMMA, "rope_parameters": LINEAR}),
 }  # fmt: skip
 READ_BY_TRANSFORMERS: dict[str, dict[str, int]] = {
     "llama": {},
@@ -180,8 +189,12 @@ def write_gguf(path: Path, name: str, tensors, kinds=None, tables=None) -> None:
         writer.add_tensor(stored_name, packed(stored, kind), raw_dtype=kind)
     for factors, values in rope_factors(rope).items():
         writer.add_tensor(factors, np.array(values, np.float32))
-    if rope["rope_type"] == "longrope":
-        writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] in ("longrope", "yarn"):
+        original = "original_max_position_embeddings"
+        writer.add_rope_scaling_orig_ctx_len(rope.get(original) or config[original])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

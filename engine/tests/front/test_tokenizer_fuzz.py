@@ -216,3 +216,15 @@ def test_deep_documents_are_refused(place):
         path.write_text(document)
         with pytest.raises(CheckpointError, match=r"tokenizer\.json is not a tokenizer"):
             load_tokenizer(path)
+
+
+def test_a_pattern_that_never_ends_is_given_up(place, trained):
+    """The library gives up on a match after ten million steps, about a second."""
+    from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+    made = Tokenizer.from_str(trained.to_str())
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+b"), "isolated")
+    made.save(str(place / "tokenizer.json"))
+    tokenizer = load_tokenizer(place / "tokenizer.json")
+    with pytest.raises(CheckpointError, match=r"cannot split this text: .*retry-limit"):
+        tokenizer.encode("a" * 40)
