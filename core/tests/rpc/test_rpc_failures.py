@@ -56,6 +56,13 @@ class OfItsOwnMindError(Exception):
     __cause__ = property(lambda self: None)
 
 
+class WithoutClassError(Exception):
+    """Nothing of it can be looked at."""
+
+    def __getattribute__(self, name):
+        raise RecursionError(name)
+
+
 def begin(table, method="m"):
     return table.open(Call(call_id=table.next_id(), generation=0, method=method), 1)
 
@@ -101,6 +108,7 @@ def test_a_callback_that_raises_is_logged_and_hurts_nobody(kind, caplog):
         (WithoutCauseError("told"), ["WithoutCauseError", "told", "ZeroDivisionError"]),
         (RebuiltError("told"), ["RebuiltError", "told"]),
         (OfItsOwnMindError("told"), ["OfItsOwnMindError", "told"]),
+        (WithoutClassError("told"), ["WithoutClassError", "told", "RecursionError"]),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from attrs import frozen
 
@@ -64,7 +64,7 @@ class RemoteFailure:
             notes=(*notes, *troubles),
             encoded=encoded,
             cause=cause,
-            consequence=isinstance(error, HardpointError) and error.consequence is True,
+            consequence=_is_own(error) and error.consequence is True,
         )
 
     def original(self) -> BaseException | None:
@@ -98,7 +98,7 @@ class RemoteFailure:
         )
         error.__cause__ = original = self.original()
         error.consequence = self.consequence
-        if isinstance(original, HardpointError):
+        if _is_own(original):
             error.exit_code = original.exit_code
         for note in self.notes:
             error.add_note(note)
@@ -113,6 +113,11 @@ def qualified_name(kind: type) -> str:
         if kind.__module__ == "builtins"
         else f"{kind.__module__}.{kind.__qualname__}"
     )
+
+
+def _is_own(error: object) -> TypeGuard[HardpointError]:
+    """Whether it is one of Hardpoint's; isinstance() would ask the exception's own code, too."""
+    return issubclass(type(error), HardpointError)
 
 
 def _own_error(type_name: str, message: str) -> HardpointError | None:
