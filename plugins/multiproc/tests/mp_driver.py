@@ -68,11 +68,14 @@ if what in ("children", "native"):
     say(children=executor.collective_rpc(child_of_worker))
 if what == "deaf":
     executor.collective_rpc(deaf)
-if what in ("busy", "deaf", "native"):
+if what == "moved":  # out of its own group; and it will not answer either
+    executor.collective_rpc(lambda worker: os.setpgid(0, os.getppid()))
+if what in ("busy", "deaf", "native", "moved"):
     body = {
         "busy": lambda worker: time.sleep(1000),
         "deaf": lambda worker: time.sleep(1000),
         "native": lambda worker: sum(range(10**14)),  # holds the interpreter
+        "moved": lambda worker: sum(range(10**14)),
     }[what]
     future = executor.collective_rpc(body, non_block=True)
     say(busy=True)

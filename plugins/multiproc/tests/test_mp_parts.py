@@ -262,7 +262,7 @@ def test_ticks_come_when_they_are_due_even_if_one_raises(loop):
             enough.set()
         return now + 0.01
 
-    loop.tick = tick
+    loop.ask(tick)
     loop.call(lambda: None)
     assert enough.wait(PATIENCE)
     assert all(later - sooner >= 0.009 for sooner, later in pairwise(ticks[1:]))

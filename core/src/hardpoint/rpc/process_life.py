@@ -10,8 +10,8 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-_ARG_START, _ARG_END = 48, 49
-"""Fields of ``/proc/self/stat`` (proc(5) counts them from 1: arg_start and arg_end)."""
+_USER_TIME, _SYSTEM_TIME, _ARG_START, _ARG_END = 14, 15, 48, 49
+"""Fields of ``/proc/PID/stat`` (proc(5) counts them from 1: utime, stime, arg_start, arg_end)."""
 
 
 def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
@@ -37,6 +37,16 @@ def is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return text.rpartition(")")[2].split()[0] in "Tt"
+
+
+def processor_time(pid: int) -> float:
+    """Return the seconds of processor time that a process has used; 0.0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    ticks = int(fields[_USER_TIME - 3]) + int(fields[_SYSTEM_TIME - 3])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def members(group: int, session: int) -> list[int]:

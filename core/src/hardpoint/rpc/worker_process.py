@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from attrs import frozen
 
@@ -83,6 +83,7 @@ class _Work:
         self.call = ""
         self.closing = False
         self.left = False
+        self.worker = os.getpid()
 
     def text(self) -> str:
         return self.call
@@ -228,6 +229,8 @@ def _serve(
             end.reply(Reply(call_id=call.call_id, rank=rank, generation=call.generation))
             continue
         reply = host.handle(call, carried=True)
+        if os.getpid() != work.worker:
+            _end_child()
         if work.left:
             return
         if fault.active:
@@ -237,6 +240,12 @@ def _serve(
         if work.closing:
             return
         del call, reply  # hold nothing of it while waiting
+
+
+def _end_child() -> NoReturn:
+    """End this process, a child that a call forked: worker and channel are its parent's."""
+    _logger.error("process %d, forked by a call, is no worker and ends here", os.getpid())
+    os._exit(FAILED)
 
 
 def _reply_as_planned(end: CallEnd, reply: Reply) -> None:

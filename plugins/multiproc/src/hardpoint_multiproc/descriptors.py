@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import json
 import os
 import socket
@@ -24,10 +25,12 @@ def send(end: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()
 def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Return the next message and the descriptors that came with it (now this process's own, not
     inheritable); None at the end. Raises BlockingIOError where there is none yet.
+
+    Where this process may not have so many, the message comes without any, and says ``refused``.
     """
     room = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
     try:
-        data, ancillary, _, _ = end.recvmsg(LONGEST_MESSAGE, room, socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, flags, _ = end.recvmsg(LONGEST_MESSAGE, room, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         return None
     fds = array.array("i")
@@ -37,7 +40,11 @@ def receive(end: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     if not data:
         close(fds)
         return None
-    return json.loads(data), list(fds)
+    message = json.loads(data)
+    if flags & socket.MSG_CTRUNC:
+        close(fds)
+        return {**message, "refused": os.strerror(errno.EMFILE)}, []
+    return message, list(fds)
 
 
 def close(fds: Iterable[int]) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from hardpoint.config.problems import config_error
-from hardpoint.errors import ExecutorFailedError, HardpointError
+from hardpoint.errors import ExecutorFailedError, HardpointError, StartTimeoutError
 from hardpoint.executor import Executor
 from hardpoint.records import Problem, WorkerHealth
 from hardpoint.rpc import channel
@@ -19,7 +19,8 @@ from hardpoint.rpc.supervision import Supervisor
 
 from hardpoint_multiproc.group import WorkerGroup
 from hardpoint_multiproc.launching import check_devices, plan_workers, variables_of
-from hardpoint_multiproc.nursery_process import NurseryProcess, interpreter
+from hardpoint_multiproc.limits import is_refusal, refused
+from hardpoint_multiproc.nursery_process import NurseryProcess, NurseryStuckError, interpreter
 from hardpoint_multiproc.resources import Resources, uninterrupted
 from hardpoint_multiproc.settings import MultiprocSettings
 from hardpoint_multiproc.start_choice import NURSERY, PLAIN, Way, choose
@@ -58,6 +59,14 @@ class MultiprocExecutor(Executor):
 
         Raises ConfigError if ``plugins.mp.start = "nursery"`` and the platform cannot be forked.
         """
+        try:
+            self._start_workers()
+        except (OSError, RuntimeError) as error:
+            if isinstance(error, HardpointError) or not is_refusal(error):
+                raise
+            raise refused(error) from error
+
+    def _start_workers(self) -> None:
         settings = settings_of(self.config, self.registry)
         check_devices(self)
         variables = variables_of(self)
@@ -75,6 +84,7 @@ class MultiprocExecutor(Executor):
         self._send = resources.end.send
         gather = self.calls.open(start, self.world_size)
         output = resources.nursery.output
+        agreed = self._way_of(way, settings, resources.nursery)  # waits for the nursery
         resources.group = group = WorkerGroup(
             resources.nursery,
             self._supervisor(settings),
@@ -85,7 +95,7 @@ class MultiprocExecutor(Executor):
             tidy=resources.end.tidy,
         )
         self.calls.erred = group.erred
-        group.start(resources.launches, self._way_of(way, settings, resources.nursery))
+        group.start(resources.launches, agreed)
         try:
             self._await(gather, None)
         except HardpointError as error:
@@ -163,7 +173,11 @@ class MultiprocExecutor(Executor):
 
     def _way_of(self, way: Way, settings: MultiprocSettings, nursery: NurseryProcess) -> str:
         """Return the way that the nursery can go: a module of the platform may not have let it."""
-        problem = nursery.ready.result()
+        try:
+            problem = nursery.wait_ready(settings.start_timeout)
+        except NurseryStuckError as error:
+            stages = dict.fromkeys(range(self.world_size), "waiting for the nursery")
+            raise StartTimeoutError(seconds=error.seconds, stages=stages) from error
         if not problem or way.kind == PLAIN:
             return way.kind
         if settings.start == NURSERY:

@@ -6,6 +6,7 @@ holds can be collected while its workers run; it is what the finalizer then rele
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -35,6 +36,7 @@ from hardpoint.rpc.supervision import (
 )
 
 from hardpoint_multiproc import descriptors
+from hardpoint_multiproc.limits import refused
 from hardpoint_multiproc.loading_watch import LoadingWatch
 from hardpoint_multiproc.loop import left_until
 from hardpoint_multiproc.nursery_process import NurseryProcess, end_group, how_ended
@@ -143,7 +145,7 @@ class WorkerGroup:
         self._workers = [
             _Worker(launch=launch, lane=launch.lane) for launch in launches if launch.lane
         ]
-        self._nursery.loop.tick = self._tick
+        self._nursery.loop.ask(self._tick)
         for worker in self._workers:
             self._launch(worker, way)
 
@@ -157,7 +159,10 @@ class WorkerGroup:
         if not isinstance(rank, int):
             raise TypeError(f"a nursery speaks of rank {rank!r}")
         worker, now = self._workers[rank], time.monotonic()
-        if message["op"] == "started":
+        if message["op"] == "started" and not fds:  # its pidfd was one descriptor too many
+            error = refused(OSError(errno.EMFILE, message["refused"]))
+            self._judge(lambda judge: judge.refused(rank, error, now))
+        elif message["op"] == "started":
             self._started(worker, int(str(message["pid"])), fds[0], now)
         elif message["op"] == "exited":
             worker.exit = int(str(message["exit"]))
@@ -294,8 +299,9 @@ class WorkerGroup:
                 self._changed.notify_all()
         elif isinstance(action, EndCollectives):
             order = Order.CANCEL if action.work else Order.END_COLLECTIVES
-            for rank in action.ranks:
-                self._workers[rank].lane.order(order)
+            for worker in self._workers:  # none, if the nursery ended before it was used
+                if worker.launch.rank in action.ranks:
+                    worker.lane.order(order)
         elif isinstance(action, DumpStack):
             self._ask_for_stack(self._workers[action.rank], last=action.last)
         elif isinstance(action, Kill):
@@ -421,6 +427,10 @@ class WorkerGroup:
     def close(self, within: float) -> None:
         """End whatever is left, and give everything back. Idempotent."""
         self._nursery.close(within)
+        if self._nursery.exit:  # it did not end by itself, and may have left groups of the dead
+            for worker in self._workers:
+                if worker.pid and worker.exit is None:
+                    end_group(worker.pid, os.getsid(0))
         for worker in self._workers:
             worker.launch.close()
             pidfd, worker.pidfd = worker.pidfd, -1

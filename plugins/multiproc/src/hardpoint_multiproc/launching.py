@@ -80,6 +80,7 @@ def plan_workers(
     """Decide what each worker is told; opens nothing."""
     world_size = executor.world_size
     cores = _cores(executor, settings)
+    folder = _folder()
     plans = []
     for rank in range(world_size):
         title = title_of(executor.config, rank, world_size)
@@ -88,7 +89,7 @@ def plan_workers(
             "title": title,
             "env": {**os.environ, **variables[rank]},
             "path": list(sys.path),
-            "cwd": str(Path.cwd()),
+            "cwd": folder,
             "argv": list(sys.argv),
             "cores": cores[rank],
             "heartbeat": executor.config.rpc.heartbeat,
@@ -128,6 +129,14 @@ def make_launches(
             give(os.dup(first[RENDEZVOUS]) if plan.rank else descriptors.memory("rendezvous"))
         for fd in handle.fds:
             give(os.dup(fd))
+
+
+def _folder() -> str:
+    """Return the driver's folder; empty if it was deleted: workers then keep what they inherit."""
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""
 
 
 def _lane(launch: Launch) -> int:

@@ -28,8 +28,7 @@ def left_until(moment: float) -> float:
 class Loop:
     """Runs handlers on its own daemon thread, one at a time.
 
-    ``first()`` runs before everything else. ``tick(now)``, if set, is asked after every turn and
-    returns when it wants to be asked again (monotonic s; inf: when something happens).
+    ``first()`` runs before everything else.
     """
 
     def __init__(self, name: str, first: Callable[[], None]) -> None:
@@ -40,7 +39,7 @@ class Loop:
         self._bell = -1
         self._lock = threading.Lock()
         self._ended = False
-        self.tick: Callable[[float], float] | None = None
+        self._tick: Callable[[float], float] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -55,6 +54,13 @@ class Loop:
         with self._lock:
             if self._bell >= 0:
                 os.eventfd_write(self._bell, 1)
+
+    def ask(self, tick: Callable[[float], float]) -> None:
+        """Have ``tick(now)`` asked at once and after every turn; it returns when it wants to be
+        asked again (monotonic s; inf: when something happens). Any thread.
+        """
+        self._tick = tick
+        self.call(lambda: None)  # the loop may be waiting for something that will not happen
 
     def watch(self, fd: int, handler: Callable[[], None]) -> None:
         """Call ``handler`` whenever ``fd`` is readable or at its end. On the loop's thread."""
@@ -94,8 +100,8 @@ class Loop:
             if self._ended:
                 self._queue.clear()
                 return
-            if self.tick is not None:
-                due = self._ask()
+            if self._tick is not None:
+                due = self._asked(self._tick)
             left = None if due == math.inf else math.ceil(left_until(due) * 1000)
             for fd, _ in self._poll.poll(left):
                 if fd == self._bell:
@@ -107,15 +113,13 @@ class Loop:
         while self._queue and not self._ended:
             self._guard(self._queue.popleft())
 
-    def _ask(self) -> float:
-        tick, due = self.tick, math.inf
-        if tick is not None:
-            try:
-                due = tick(time.monotonic())
-            except BaseException as error:  # noqa: BLE001 - the thread must go on
-                log_error(_logger, "watching the workers raised", error)
-                due = time.monotonic() + 1.0
-        return due
+    @staticmethod
+    def _asked(tick: Callable[[float], float]) -> float:
+        try:
+            return tick(time.monotonic())
+        except BaseException as error:  # noqa: BLE001 - the thread must go on
+            log_error(_logger, "watching the workers raised", error)
+            return time.monotonic() + 1.0
 
     def _guard(self, function: Callable[[], None]) -> None:
         try:

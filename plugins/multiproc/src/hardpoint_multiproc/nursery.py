@@ -126,6 +126,9 @@ class Nursery:
     def _start(self, message: Mapping[str, Any], fds: list[int]) -> None:
         rank = message["rank"]
         _fault("nursery.before_fork", rank)
+        if "refused" in message:
+            self._tell(op="failed", rank=rank, reason=message["refused"])
+            return
         try:
             if message["way"] == NURSERY:
                 if (count := thread_count()) != 1:
@@ -235,10 +238,12 @@ def _lead_group(pid: int) -> None:
 
 
 def _kill_group(pid: int, signum: int) -> None:
-    try:
-        os.killpg(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        return
+    """Signal a worker that was not waited for yet, and its group; it may have left that one."""
+    for send in (os.killpg, os.kill) if signum == signal.SIGKILL else (os.killpg,):
+        try:
+            send(pid, signum)
+        except (ProcessLookupError, PermissionError):
+            continue
 
 
 def _take_place(spec: Mapping[str, Any], output: int) -> None:

@@ -13,11 +13,12 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from hardpoint.errors import ExecutorFailedError
-from hardpoint.rpc.process_life import members
+from hardpoint.rpc.process_life import members, processor_time
 
 from hardpoint_multiproc import descriptors
 from hardpoint_multiproc.loop import LONGEST_WAIT, Loop, left_until
@@ -43,7 +44,13 @@ imported, and torch loads no vendor's backend. Workers get the driver's values b
 """
 
 KILL_SECONDS = 1.0
-"""How long an end by SIGKILL is waited for."""
+"""How long an end is waited for: that of a nursery whose workers have ended, and by SIGKILL."""
+
+LOOK_SECONDS = 0.5
+"""How often a nursery that imports is looked at."""
+
+LEAST_SHARE = 0.02
+"""Share of a processor from which on a nursery that imports counts as one that comes further."""
 
 
 def interpreter() -> list[str]:
@@ -61,6 +68,14 @@ def interpreter() -> list[str]:
     command += ["-I"] if flags.isolated else ["-s"] if flags.no_user_site else []
     command += ["-X", "utf8"] if flags.utf8_mode else []
     return command
+
+
+class NurseryStuckError(Exception):
+    """A nursery came no further for ``seconds``, and was not ready."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the nursery came no further for {seconds:.1f} s")
+        self.seconds = seconds
 
 
 class NurseryProcess:
@@ -86,6 +101,29 @@ class NurseryProcess:
         """The nursery's process, or None before it is started."""
         process = self._state.process
         return None if process is None else process.pid
+
+    @property
+    def exit(self) -> int | None:
+        """Its exit code or negative signal; None while it runs."""
+        process = self._state.process
+        return None if process is None else process.returncode
+
+    def wait_ready(self, seconds: float) -> str:
+        """Wait for :attr:`ready` and return it. Raises NurseryStuckError once the nursery has not
+        come any further, by its processor time, for ``seconds``.
+        """
+        work, since = 0.0, time.monotonic()
+        last = since
+        while True:
+            with suppress(TimeoutError):
+                return self.ready.result(min(seconds, LOOK_SECONDS))
+            now = time.monotonic()
+            used = processor_time(self.pid) if self.pid else 0.0
+            if used - work >= LEAST_SHARE * (now - last):
+                since = now
+            if now - since >= seconds:
+                raise NurseryStuckError(now - since)
+            work, last = used, now
 
     def listen(
         self, heard: Callable[[dict[str, Any], list[int]], None], died: Callable[[int | None], None]
@@ -151,8 +189,9 @@ class _State:
     def _run(self, command: list[str]) -> None:
         self.output.start()
         out = self.output.add(KEY, "nursery")
-        self._lane, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        far: socket.socket | None = None
         try:
+            self._lane, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.process = subprocess.Popen(  # noqa: S603 - this very interpreter
                 [*command, "-c", _ENTRY, str(far.fileno()), str(self.pid), json.dumps(sys.path)],
                 env={**os.environ, **ONE_THREAD},
@@ -164,10 +203,19 @@ class _State:
                 # sessions as wholes (autogroup), yielding the processor gives it to nobody outside.
                 process_group=0,
             )
+        except OSError as error:
+            if not error.filename:  # a limit: not the interpreter's fault
+                raise
+            raise ExecutorFailedError(
+                f"the interpreter {command[0]!r} (sys.executable), which was to run the workers, "
+                f"cannot be started: {error.strerror}; use executor = 'uni'"
+            ) from error
         finally:
-            far.close()
+            if far is not None:
+                far.close()
             os.close(out)
-        self.tell({"op": "preload", "modules": self.preload}, ())
+        with suppress(ExecutorFailedError):  # it has ended already: how, the end of its lane tells
+            self.tell({"op": "preload", "modules": self.preload}, ())
         self.loop.watch(self._lane.fileno(), partial(self._hear, self._lane))
 
     def _hear(self, lane: socket.socket) -> None:
@@ -203,7 +251,7 @@ class _State:
             if self._closed:
                 return
             self._closed = True
-        end = time.monotonic() + within
+        end = time.monotonic() + min(within, KILL_SECONDS)
         if self.process is not None:
             self._end(self.process, end)
         self.loop.end(max(KILL_SECONDS, min(within, LONGEST_WAIT)))

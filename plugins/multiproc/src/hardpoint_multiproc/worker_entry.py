@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from attrs import evolve
@@ -31,7 +32,7 @@ def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> N
     for fd in fds:
         os.set_inheritable(fd, False)
     end_with_parent(nursery)
-    os.chdir(spec["cwd"])
+    enter(spec["cwd"])
     sys.argv = spec["argv"]
     set_title(spec["title"])
     if spec["cores"] is not None:
@@ -60,6 +61,18 @@ def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> N
     attach = partial(channel.attach, handle, rank, codec=codec)
     code = run(orders, attach, control, claims.begin, codec.learn)
     leave(code)
+
+
+def enter(folder: str) -> None:
+    """Go to the driver's folder, unless this process began in it, as it does where the driver has
+    not gone elsewhere: one that may not be entered again, or has no name any more (empty), is kept.
+    """
+    try:
+        here = str(Path.cwd())
+    except OSError:
+        here = ""
+    if folder not in ("", here):
+        os.chdir(folder)
 
 
 def leave(code: int) -> NoReturn:
