@@ -12,7 +12,7 @@ import pytest
 import torch
 from attrs import evolve
 from hardpoint.checkpoints.description import ModelDescription
-from hardpoint.errors import UnsupportedError, UnsupportedModelError
+from hardpoint.errors import CheckpointError, UnsupportedError, UnsupportedModelError
 from hardpoint_runtime.device import HostDeviceOps
 from hardpoint_runtime.models import build_model
 from hardpoint_runtime.models.foreign import ForeignModel
@@ -144,3 +144,17 @@ def test_it_is_only_ever_whole():
 def test_another_number_of_layers_than_described_is_seen():
     with pytest.raises(UnsupportedModelError, match="2 of its 3 layers attend"):
         build(evolve(OLMO, num_layers=3))
+
+
+def test_a_configuration_that_its_files_belie_allocates_nothing(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(bytes(3000))
+    small = evolve(OLMO, path=tmp_path)
+    with pytest.raises(CheckpointError, match=r"28\d{3} elements, more than the 3000 bytes"):
+        build(evolve(small, hf_config={**small.hf_config, "vocab_size": 200}))
+    assert isinstance(build(evolve(small, hf_config={**small.hf_config})), ForeignModel)
+
+
+def test_a_number_of_modules_that_nobody_has_is_refused_before_any_is_made():
+    config = {**OLMO.hf_config, "num_hidden_layers": 1 << 30}
+    with pytest.raises(CheckpointError, match="num_hidden_layers is 1073741824, more than 65536"):
+        build(evolve(OLMO, hf_config=config))

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from attrs import frozen
 from hardpoint.checkpoints.description import ModelDescription
-from hardpoint.errors import HardpointError, UnsupportedModelError
+from hardpoint.errors import CheckpointError, HardpointError, UnsupportedModelError
 from hardpoint.kv_cache import KVCacheSpec
 from torch import nn
 
@@ -35,6 +35,8 @@ _logger = logging.getLogger("hardpoint.models")
 
 EXTRA = "pip install 'hardpoint-runtime[transformers]'"
 KNOWN_TYPES = {"full_attention", "sliding_attention"}
+MOST = 1 << 16
+"""Layers, heads, experts and their like, each of which is a module to be made."""
 IGNORED = re.compile(
     r"(\.|^)(rotary_emb\.inv_freq|attention\.(masked_)?bias|attn\.(masked_)?bias)$"
 )
@@ -51,6 +53,7 @@ class ForeignModel(LanguageModel):
     ) -> None:
         super().__init__(description, operations, seat=seat)
         whole = _built(description)
+        _check_amount(description, whole)
         self.attending, output = _probed(description, whole)
         self.places = _places(description, whole)
         self.ignored = [re.compile(each) for each in _ignored(whole)]
@@ -177,6 +180,9 @@ def _built(description: ModelDescription) -> Any:
         ) from error
     auto = importlib.import_module("transformers.models.auto.modeling_auto")
     kind = description.hf_config.get("model_type")
+    for key, value in description.hf_config.items():
+        if key.startswith(("num_", "n_")) and type(value) is int and value > MOST:
+            raise CheckpointError(f"{description.path}: {key} is {value}, more than {MOST}")
     named = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(kind))
     if named != architecture:
         raise UnsupportedModelError(
@@ -204,6 +210,19 @@ def _built(description: ModelDescription) -> Any:
     except Exception as error:
         raise _refused(description, f"it cannot be built: {error}") from error
     return whole
+
+
+def _check_amount(description: ModelDescription, whole: Any) -> None:
+    """Refuse a configuration that its files belie, before anything of its size is allocated."""
+    if not description.path.is_dir():
+        return  # no files to speak of: weights are made up
+    held = sum(file.stat().st_size for file in description.path.glob("*.safetensors"))
+    needed = sum(parameter.numel() for parameter in whole.parameters())
+    if needed > held * 8:  # a bit for each element is the least there can be
+        raise CheckpointError(
+            f"{description.path}: the configuration makes {needed} elements, more than the {held} "
+            "bytes of the files can hold: they do not belong together"
+        )
 
 
 def _check(description: ModelDescription, config: Any) -> None:
