@@ -31,6 +31,10 @@ REQUESTS = [
     ("free", SamplingParams(temperature=0, prompt_logprobs=2, **MORE)),
     ("banned", SamplingParams(seed=3, extra_args={"ban": 7}, top_k=40, **MORE)),
     ("words", SamplingParams(temperature=0, bad_word_ids=[[i] for i in range(0, 250, 2)], **MORE)),
+    ("forced", SamplingParams(seed=4, logit_bias={9: 100}, **MORE)),
+    ("allowed", SamplingParams(seed=6, allowed_token_ids=(3, 4, 5), **MORE)),
+    ("ends", SamplingParams(temperature=0, logit_bias={5: 100}, stop_token_ids=[5], min_tokens=4)),
+    ("listed", SamplingParams(temperature=0, logprobs=1, logprob_token_ids=[3, 4], **MORE)),
     ("free too", SamplingParams(seed=5, temperature=1.5, **MORE)),
 ]
 
@@ -66,6 +70,10 @@ def test_each_parameter_does_what_it_says(alone):
     assert 13 not in everything
     assert 7 not in alone["banned"][0][0]
     assert all(token % 2 for token in alone["words"][0][0])
+    assert alone["forced"][0] == [[9] * 16]
+    assert set(alone["allowed"][0][0]) == {3, 4, 5}
+    (ends,) = alone["ends"][0]
+    assert ends.index(5) == len(ends) - 1 == 4
     none, *scores = alone["free"][2]
     assert none is None
     assert len(scores) == len("free") - 1
