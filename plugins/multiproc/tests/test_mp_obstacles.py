@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 from hardpoint.errors import ExecutorFailedError, StartTimeoutError
-from hardpoint_multiproc import descriptors, worker_entry
+from hardpoint_multiproc import descriptors, nursery_process, worker_entry
+from hardpoint_multiproc.nursery_process import NurseryProcess
 
 START = ["nursery", "plain"]
 IMPATIENT = {"plugins.mp.start_timeout": 1.0, "rpc.heartbeat": 0.05}
@@ -58,6 +59,25 @@ def test_a_nursery_that_is_long_at_an_import_and_works_is_waited_for(launcher, i
     )
     executor.start_workers()
     assert len(executor.check_health()) == 2
+
+
+def test_a_driver_that_stood_still_does_not_blame_the_nursery(monkeypatch):
+    prepared, moment, waits = NurseryProcess(None), [0.0], []
+
+    def wait(seconds):
+        waits.append(seconds)
+        moment[0] += 1000.0 if len(waits) == 2 else seconds  # stopped by Ctrl-Z, and continued
+        if len(waits) < 4:
+            raise TimeoutError
+        return ""
+
+    monkeypatch.setattr(prepared.ready, "result", wait)
+    monkeypatch.setattr(nursery_process.time, "monotonic", lambda: moment[0])
+    try:
+        assert prepared.wait_ready(10.0) == ""
+    finally:
+        monkeypatch.undo()
+        prepared.close()
 
 
 def test_a_nursery_that_is_stopped_before_it_forks_ends_the_start(launcher, stop, nothing_left):

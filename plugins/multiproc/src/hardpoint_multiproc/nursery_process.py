@@ -112,17 +112,18 @@ class NurseryProcess:
         """Wait for :attr:`ready` and return it. Raises NurseryStuckError once the nursery has not
         come any further, by its processor time, for ``seconds``.
         """
-        work, since = 0.0, time.monotonic()
-        last = since
+        work, idle, last = 0.0, 0.0, time.monotonic()
         while True:
             with suppress(TimeoutError):
                 return self.ready.result(min(seconds, LOOK_SECONDS))
             now = time.monotonic()
             used = processor_time(self.pid) if self.pid else 0.0
+            # What was longer than a look is time in which this process itself stood still.
+            idle += min(now - last, 2 * LOOK_SECONDS)
             if used - work >= LEAST_SHARE * (now - last):
-                since = now
-            if now - since >= seconds:
-                raise NurseryStuckError(now - since)
+                idle = 0.0
+            if idle >= seconds:
+                raise NurseryStuckError(idle)
             work, last = used, now
 
     def listen(
