@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import click
+from hardpoint.cli_options import configuration_options
 
 from hardpoint_engine.cli.interruption import interruptible
 
@@ -64,3 +68,63 @@ def rpc(
             checks=checks,
             pythons={name: path for name, path in pythons.items() if path},
         )
+
+
+def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate ``command`` with what the measurements of one engine have in common."""
+    least = click.IntRange(min=1)
+    for flag, about in (
+        ("--repeats", "runs that count, for each number of requests"),
+        ("--output-tokens", "tokens of an answer (throughput: on average)"),
+        ("--prompt-tokens", "tokens of a prompt (throughput: on average)"),
+    ):
+        command = click.option(flag, type=least, metavar="N", help=about)(command)
+    command = click.option(
+        "--requests", metavar="N,...", callback=_counts, help="numbers of requests at once"
+    )(command)
+    command = click.option(
+        "--plot", "plot_path", metavar="FILE.png", help="draw the figures, too (needs matplotlib)"
+    )(command)
+    return click.option("--json", "as_json", is_flag=True, help="print one JSON document")(command)
+
+
+def _counts(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    numbers = tuple(int(part) if part.strip().isdigit() else 0 for part in value.split(","))
+    if not all(numbers):
+        raise click.BadParameter(f"numbers of requests, not {value!r}")
+    return numbers
+
+
+@bench.command(short_help="Seconds of a batch.", context_settings={"max_content_width": 100})
+@serving_options
+@configuration_options
+def latency(**options: Any) -> None:
+    """Time batches of requests that come at once: the whole, the first token, each token after it.
+
+    All flags of the configuration hold, as for hardpoint generate. Prompts are random tokens.
+    """
+    _measure("latency", options)
+
+
+@bench.command(short_help="Tokens a second.", context_settings={"max_content_width": 100})
+@serving_options
+@configuration_options
+def throughput(**options: Any) -> None:
+    """Count the tokens a second of many requests of mixed length that come at once.
+
+    All flags of the configuration hold, as for hardpoint generate. Prompts are random tokens.
+    """
+    _measure("throughput", options)
+
+
+def _measure(name: str, options: dict[str, Any]) -> None:
+    numbers = {key: options.pop(key) for key in ("prompt_tokens", "output_tokens", "repeats")}
+    more = {key: options.pop(key) for key in ("requests", "as_json", "plot_path")}
+    with interruptible():
+        from hardpoint_engine.cli.bench_serving import run
+
+        run(name, options, numbers=numbers, **more)

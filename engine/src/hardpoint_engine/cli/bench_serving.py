@@ -1,0 +1,58 @@
+"""``hardpoint bench latency`` and ``hardpoint bench throughput``, carried out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from attrs import evolve
+from hardpoint.errors import HardpointError
+
+from hardpoint_engine.bench import serving, table
+from hardpoint_engine.cli.starting import (
+    configuration,
+    executor_name,
+    local_error,
+    log_to_standard_error,
+    tell,
+    tell_choice,
+)
+from hardpoint_engine.llm import LLM
+
+PLANS = {"latency": serving.LATENCY, "throughput": serving.THROUGHPUT}
+
+
+def run(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    requests: tuple[int, ...] | None,
+    numbers: Mapping[str, int | None],
+    as_json: bool,
+    plot_path: str | None,
+) -> None:
+    """Measure and print. ``numbers`` are fields of the plan, None for its own."""
+    given: dict[str, Any] = {key: value for key, value in numbers.items() if value is not None}
+    plan = evolve(PLANS[name], **given)
+    if requests is not None:
+        plan = evolve(plan, requests=requests)
+    pyplot = None
+    if plot_path is not None:
+        if not Path(plot_path).absolute().parent.is_dir():
+            raise click.BadParameter(f"there is no folder for {plot_path}", param_hint="--plot")
+        pyplot = table.plotting()
+    config = configuration(options)
+    log_to_standard_error(config)
+    try:
+        with LLM.from_config(config, chosen=tell_choice) as llm:
+            document = serving.measure(llm, plan, name, tell)
+            document["executor"] = executor_name(llm.config, llm.platform)
+    except HardpointError as error:
+        raise local_error(error) from None
+    rows = document["rows"]
+    click.echo(json.dumps(document) if as_json else "\n".join(map(serving.line_of, rows)))
+    if plot_path is not None:
+        serving.plot(document, plot_path, pyplot)

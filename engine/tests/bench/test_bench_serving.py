@@ -1,0 +1,94 @@
+"""``hardpoint bench latency`` and ``throughput``: every figure is there, and made of what ran."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hardpoint.cli import main
+from hardpoint_engine import LLM
+from hardpoint_engine.bench import serving, table
+from hardpoint_engine.bench.serving import ServingPlan, line_of, measure
+
+DUMMY = ("--platform", "dummy", "--load-format", "dummy", "--max-model-len", "256")
+FIGURES = {
+    "requests", "runs", "median_s", "p90_s", "first_token_s", "per_token_s", "requests_per_s",
+    "output_tokens_per_s", "tokens_per_s", "preemptions",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(platform="dummy", load_format="dummy", max_model_len=256) as llm:
+        yield llm
+
+
+def test_every_run_computes_all_of_its_tokens_anew(llm):
+    before = llm.metrics.computed_tokens, llm.metrics.cached_tokens
+    plan = ServingPlan(requests=(1, 3), prompt_tokens=40, output_tokens=4, repeats=2, warm_ups=1)
+    told = []
+    document = measure(llm, plan, "latency", told.append)
+    assert [row["requests"] for row in document["rows"]] == [1, 3]
+    assert told == [line_of(row) for row in document["rows"]]
+    computed = llm.metrics.computed_tokens - before[0]
+    assert computed == (1 + 3) * 3 * (40 + 4 - 1)
+    assert llm.metrics.cached_tokens == before[1]
+    for row in document["rows"]:
+        assert set(row) == FIGURES
+        assert row["runs"] == 2
+        assert row["tokens_per_s"] == pytest.approx(11 * row["output_tokens_per_s"])
+        assert row["output_tokens_per_s"] == pytest.approx(4 * row["requests_per_s"])
+        assert 0 < row["first_token_s"] <= row["p90_s"]
+
+
+def test_lengths_of_throughput_are_mixed_and_the_same_in_each_run(llm):
+    plan = ServingPlan(requests=(8,), prompt_tokens=20, output_tokens=8, repeats=1, varied=True)
+    draws = []
+    for _ in range(2):
+        draw = serving.random.Random(serving.SEED)
+        _, results = serving._run(llm, plan, 8, draw)
+        draws.append([(len(r.prompt_token_ids), len(r.outputs[0].token_ids)) for r in results])
+    assert draws[0] == draws[1]
+    prompts, outputs = zip(*draws[0], strict=True)
+    assert len(set(prompts)) > 2
+    assert all(10 <= length <= 30 for length in prompts)
+    assert all(4 <= length <= 12 for length in outputs)
+
+
+@pytest.mark.parametrize("name", ["latency", "throughput"])
+def test_the_command_prints_a_document(name, capsys):
+    arguments = ("--requests", "1,2", "--repeats", "1", "--output-tokens", "3", "--prompt-tokens")
+    with pytest.raises(SystemExit) as end:
+        main(["bench", name, *DUMMY, *arguments, "4", "--json"])
+    assert not end.value.code
+    out, errors = capsys.readouterr()
+    document = json.loads(out)
+    assert (document["bench"], document["platform"], document["executor"]) == (name, "dummy", "uni")
+    assert [row["requests"] for row in document["rows"]] == [1, 2]
+    assert "2 requests:" in errors
+
+
+def test_a_picture_is_drawn(llm, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "figures.png"
+    plan = ServingPlan(requests=(1, 2), prompt_tokens=4, output_tokens=3, repeats=1)
+    document = measure(llm, plan, "latency", lambda line: None)
+    serving.plot(document, str(picture), table.plotting())
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--requests", "1,x"), "numbers of requests, not '1,x'"),
+        (("--repeats", "0"), "0 is not in the range"),
+        (("--plot", "/none/at/all.png"), "there is no folder"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_starts(arguments, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "latency", *DUMMY, *arguments])
+    assert end.value.code == 2
+    out, errors = capsys.readouterr()
+    assert words in errors
+    assert "on platform" not in out + errors
