@@ -143,3 +143,17 @@ def test_whatever_a_configuration_says_it_is_read_or_refused(architecture, confi
     except CheckpointError:
         return
     assert all(size > 0 for shape in shapes.values() for size in shape)
+
+
+def test_older_spellings_of_rotary_rules_are_read():
+    def of(architecture, **config):
+        return decoder_config(described(architecture, **config)).rotaries
+
+    (linear,) = of("Qwen2ForCausalLM", rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2})
+    assert (linear.kind, linear.theta, linear.factor) == ("linear", 5e5, 2.0)
+    long = {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    (su,) = of("Phi3ForCausalLM", rope_scaling=long, original_max_position_embeddings=32)
+    assert (su.kind, su.original_length, su.factor) == ("longrope", 32, 2.0)
+    everywhere, local = of("Gemma3ForCausalLM", rope_scaling={"rope_type": "linear", "factor": 8})
+    assert (everywhere.kind, everywhere.theta, everywhere.factor) == ("linear", 1e6, 8.0)
+    assert (local.kind, local.theta) == ("default", 1e4)
