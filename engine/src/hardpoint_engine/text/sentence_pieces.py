@@ -56,13 +56,13 @@ def implied_merges(tokens: Sequence[str], scores: Sequence[float] | None) -> lis
     Without scores the order of the pieces counts. Of the ways to halve a piece, longer left parts
     come first.
     """
-    ids = {token: index for index, token in enumerate(tokens)}
+    ids = frozenset(tokens)
     ranked = []
     for index, token in enumerate(tokens):
         score = -index if scores is None else scores[index]
         for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in ids and right in ids:
+            left = token[:cut]
+            if left in ids and (right := token[cut:]) in ids:
                 ranked.append((-score, -cut, cut - len(token), index, left, right))
     ranked.sort()
     return [(left, right) for *_, left, right in ranked]
