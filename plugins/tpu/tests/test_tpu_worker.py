@@ -33,9 +33,10 @@ def ids(worker, drive) -> list[int]:
     return driver.run(4)["a"]
 
 
-@pytest.fixture
-def worker(make_worker):
-    return make_worker(settings=FEW)
+@pytest.fixture(scope="module")
+def worker(module_workers):
+    """One for all tests that leave it awake, with the weights that it had."""
+    return module_workers(settings=FEW)
 
 
 def arrays(worker):
