@@ -122,7 +122,7 @@ def test_user_defined_tokens_are_matched_whole_but_shown(write_gguf, tables):
         (
             {"model": "llama", "merges": None, "tokens": ["x" * 2000], "token_type": None},
             CheckpointError,
-            "a piece of 2000 characters and 2000 in all; at most 1024",
+            "a piece of 2000 characters and 2000 in all; at most 256",
         ),
         ({"tokens": None}, CheckpointError, "tokenizer.ggml.tokens is missing"),
         ({"tokens": [1, 2]}, CheckpointError, "tokenizer.ggml.tokens must hold str"),

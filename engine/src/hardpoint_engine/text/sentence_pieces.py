@@ -17,8 +17,8 @@ from hardpoint_engine.text.spelling import SPACE
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-LONGEST_PIECE: Final = 1 << 10
-MOST_CHARACTERS: Final = 1 << 24
+LONGEST_PIECE: Final = 1 << 8
+MOST_CHARACTERS: Final = 1 << 23
 """Longer pieces, and more characters in all, are refused: each way to halve a piece is tried."""
 
 
