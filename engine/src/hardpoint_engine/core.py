@@ -53,6 +53,8 @@ _logger = logging.getLogger("hardpoint.engine")
 
 IDLE_SECONDS = 0.001
 """How long ``step`` waits when policies let nothing run, so that callers in a loop do not spin."""
+PAUSED_SECONDS = 0.01
+"""The same while scheduling sleeps."""
 WAITING_SECONDS = 5.0
 """How long a policy may let nothing run before a warning names it."""
 
@@ -124,6 +126,7 @@ class EngineCore:
         self._ready_generation: int | None = None
         self._closed = False
         self._timeline: Timeline | None = None
+        self._paused = False
 
     # Requests.
 
@@ -207,7 +210,7 @@ class EngineCore:
     def _idle(self) -> None:
         """Wait a little. Requests that no policy lets run wait for ever: say so, once."""
         now = self._clock()
-        if self._idle_since is None or len(self._structured):
+        if self._idle_since is None or len(self._structured) or self._paused:
             self._idle_since = now
         elif now - self._idle_since > WAITING_SECONDS and not self._warned_of_waiting:
             self._warned_of_waiting = True
@@ -217,7 +220,7 @@ class EngineCore:
                 "none of them start", now - self._idle_since, len(self.scheduler.roster),
                 policy.__module__, policy.__qualname__,
             )  # fmt: skip
-        time.sleep(IDLE_SECONDS)
+        time.sleep(PAUSED_SECONDS if self._paused else IDLE_SECONDS)
 
     def _launch(self) -> bool:
         """Plan a step and send it; False if there is nothing to compute, or if what is in flight
@@ -231,7 +234,7 @@ class EngineCore:
             if not roster.has_outputs:
                 self._require_alive()
             return False
-        if not len(roster):
+        if self._paused or not len(roster):
             return False
         self.executor.sleep_state.require_awake("a step")
         self._notice_changes()
@@ -384,7 +387,23 @@ class EngineCore:
             self.scheduler.blocks.clear_cache()
         self._versions = dict(versions)
 
+    def pause(self) -> None:
+        """Begin no step until :meth:`resume`; those in flight land. Idempotent."""
+        with self._lock:
+            self._paused = True
+
+    def resume(self) -> None:
+        """Begin steps again. Raises SleepStateError unless all memory is there and defined."""
+        with self._lock:
+            self.executor.sleep_state.require_awake("scheduling")
+            self._paused = False
+
     # How it is.
+
+    @property
+    def paused(self) -> bool:
+        """Whether scheduling sleeps."""
+        return self._paused
 
     def watch(self, timeline: Timeline | None) -> None:
         """Have steps and requests drawn from now on; None: no longer."""

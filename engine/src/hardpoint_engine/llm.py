@@ -16,6 +16,7 @@ from hardpoint.errors import UnsupportedError
 from hardpoint.pooling_params import PoolingParams
 from hardpoint.sampling_params import SamplingParams
 
+from hardpoint_engine import pausing
 from hardpoint_engine.build import Choice
 from hardpoint_engine.completion import Generation
 from hardpoint_engine.engine_thread import Call
@@ -268,6 +269,19 @@ class LLM:
     def stop_profile(self) -> None:
         """Have every worker write its file. Not started, they warn and do nothing."""
         self.executor.stop_profile()
+
+    def sleep(self, level: int = 1) -> None:
+        """Pause; level 1 keeps the weights on the host and drops the KV cache, level 2 drops both,
+        level 0 only pauses. Requests are taken in and wait for :meth:`wake_up`.
+        """
+        pausing.sleep(self.core, level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Wake ``weights``, ``kv_cache`` or ``scheduling`` (None: all). Scheduling resumes only
+        when all memory is there and defined: after level 2, reload the weights first. Raises
+        SleepStateError where scheduling is named too early.
+        """
+        pausing.wake_up(self.core, tags)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prompt beginnings."""
