@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from hardpoint_tpu import detection
 from hardpoint_tpu.detection import METADATA, Sighting, Surroundings, ask_metadata, look
-from hardpoint_tpu.platform import LABEL, TpuPlatform
+from hardpoint_tpu.platform import LABEL, WITHOUT, TpuPlatform
 from hardpoint_tpu.settings import TpuSettings
 
 
@@ -161,7 +161,7 @@ def test_chips_make_it_available_and_say_that_it_was_never_tried(machine):
 def test_without_a_chip_it_is_unavailable(machine):
     verdict = platform(machine(chips=0)).probe()
     assert not verdict.available
-    assert verdict.reason == "no PCI function of a TPU is there"
+    assert verdict.reason == f"no PCI function of a TPU is there ({WITHOUT})"
 
 
 def test_this_machine_has_none():

@@ -35,6 +35,7 @@ OFFERED = frozenset(
 LABEL = "XLA on CPU; never run on a TPU"
 """What this plugin says of itself wherever it computes on the CPU."""
 UNTRIED = "this plugin has never been run on a TPU"
+WITHOUT = "plugins.tpu.backend = 'cpu' tries it without one"
 LARGEST = {"tpu": (256, 4096), "cpu": (64, 1024)}
 """Backend -> the largest batch of requests, and of prompt tokens, that is compiled unasked."""
 USUAL = {"tpu": (64, 2048), "cpu": (16, 512)}
@@ -81,7 +82,10 @@ class TpuPlatform(Platform):
         """Say which chips are visible, or why none is; on the CPU, that it is one only by name."""
         around = self.surroundings or Surroundings()
         if not around.installed("jax"):
-            return Verdict(available=False, reason="the package jax is not installed")
+            return Verdict(
+                available=False,
+                reason="the package jax is not installed (pip install hardpoint-tpu)",
+            )
         if self.on_cpu:
             return Verdict(
                 available=True,
@@ -93,7 +97,8 @@ class TpuPlatform(Platform):
             )
         seen = look(around)
         if not seen.chips:
-            return Verdict(available=False, reason="; ".join(seen.reasons))
+            reasons = "; ".join(seen.reasons)
+            return Verdict(available=False, reason=f"{reasons} ({WITHOUT})")
         called = f" ({seen.accelerator_type})" if seen.accelerator_type else ""
         return Verdict(
             available=True,
