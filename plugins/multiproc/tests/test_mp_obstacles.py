@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -72,7 +73,7 @@ def test_a_driver_that_stood_still_does_not_blame_the_nursery(monkeypatch):
         return ""
 
     monkeypatch.setattr(prepared.ready, "result", wait)
-    monkeypatch.setattr(nursery_process.time, "monotonic", lambda: moment[0])
+    monkeypatch.setattr(nursery_process, "time", SimpleNamespace(monotonic=lambda: moment[0]))
     try:
         assert prepared.wait_ready(10.0) == ""
     finally:
