@@ -7,9 +7,10 @@ from hardpoint_engine.text.detokenizer import WindowDetokenizer
 from hardpoint_engine.text.spelling import ALPHABET, piece_bytes
 from hardpoint_engine.text.tokenizer_bytes import ByteTokenizer
 from hardpoint_engine.text.vocabulary import Vocabulary
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+UNHURRIED = settings(deadline=None)
 WORDS = ("naïve 🙂", "👩‍👩‍👧‍👦", "日本語", "\U0010ffff\x00", "plain", " é")
 
 
@@ -27,12 +28,14 @@ def test_an_unfinished_character_is_replaced_at_the_end_only():
     assert pieces(detokenizer, "🙂".encode()[:3]) == ["", "", "", "\ufffd"]
 
 
+@UNHURRIED
 @given(st.lists(st.integers(0, 255)))
 def test_any_bytes_decode_as_a_whole_does(ids):
     tokenizer = ByteTokenizer()
     assert "".join(pieces(tokenizer.detokenizer(), ids)) == tokenizer.decode(ids)
 
 
+@UNHURRIED
 @given(st.lists(st.integers(0, 310)), st.booleans())
 def test_any_ids_of_a_byte_level_vocabulary_decode_as_a_whole_does(trained, ids, skip):
     tokenizer = Vocabulary(trained)
@@ -40,6 +43,7 @@ def test_any_ids_of_a_byte_level_vocabulary_decode_as_a_whole_does(trained, ids,
     assert joined == trained.decode(ids, skip_special_tokens=skip)
 
 
+@UNHURRIED
 @given(st.text())
 def test_no_piece_of_well_formed_text_has_a_broken_character(trained, text):
     tokenizer = Vocabulary(trained)
@@ -82,6 +86,7 @@ def byte_ids(text: str) -> list[int]:
 WHOLE = st.lists(st.sampled_from([[0], [1], [2], [3], *map(byte_ids, WORDS)]))
 
 
+@UNHURRIED
 @given(WHOLE, st.booleans())
 def test_sentence_pieces_decode_as_the_library_does(sentences, parts, skip):
     ids = [token for part in parts for token in part]
@@ -92,6 +97,7 @@ def test_sentence_pieces_decode_as_the_library_does(sentences, parts, skip):
     assert not any("\ufffd" in piece for piece in found)
 
 
+@UNHURRIED
 @given(st.lists(st.integers(0, 300)))
 def test_any_sentence_pieces_decode_as_a_whole_does(sentences, ids):
     tokenizer = Vocabulary(sentences)
@@ -127,6 +133,7 @@ def joining(sentences):
     return Vocabulary(made)
 
 
+@UNHURRIED
 @given(WHOLE)
 def test_a_window_decodes_as_a_whole_does(joining, parts):
     ids = [token for part in parts for token in part]

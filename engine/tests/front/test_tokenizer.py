@@ -159,7 +159,9 @@ def test_broken_tokenizer_settings_are_named(folder, content):
         load_tokenizer(folder)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_a_mutated_tokenizer_file_works_or_is_refused(folder, trained, data):
     """Whatever the library does with it, its panics included, nothing else gets out."""
@@ -207,6 +209,7 @@ def test_text_that_is_no_unicode_fails_alone(folder):
         assert tokenizer.decode(tokenizer.encode("still well")) == "still well"
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_bytes_round_trip(text):
     tokenizer = ByteTokenizer()
