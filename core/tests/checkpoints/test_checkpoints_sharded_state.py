@@ -333,7 +333,14 @@ def test_other_numbers_of_ranks_are_told_apart(sizes, different):
     saved = manifest([], tensor_parallel_size=2, pipeline_parallel_size=3)
     tensor, stages = sizes
     parallel = ParallelConfig(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
-    assert saved.differs(parallel) == different
+    assert saved.differs(parallel, tensor * stages) == different
+
+
+def test_one_worker_loads_what_one_saved_with_any_number_of_devices():
+    parallel = ParallelConfig(tensor_parallel_size=3)
+    saved = manifest([], tensor_parallel_size=2)
+    assert saved.differs(parallel, 1) is None
+    assert saved.differs(parallel, 3) == ("tensor_parallel_size", 2)
 
 
 class TestDescription:

@@ -61,8 +61,13 @@ class Manifest:
     version: str
     plugins: tuple[str, ...] = ()
 
-    def differs(self, parallel: ParallelConfig) -> tuple[str, int] | None:
-        """Return the first key whose value is not what was saved, and what was; None if all are."""
+    def differs(self, parallel: ParallelConfig, num_workers: int) -> tuple[str, int] | None:
+        """Return the first key whose value is not what was saved, and what was; None if all are.
+
+        Where one worker saved and one loads, tensors are whole, however many devices it has.
+        """
+        if num_workers == len(self.files) == 1:
+            return None
         for key in ("tensor_parallel_size", "pipeline_parallel_size"):
             saved: int = getattr(self, key)
             if getattr(parallel, key) != saved:

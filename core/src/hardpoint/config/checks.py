@@ -290,7 +290,8 @@ def _saved_shards(case: Case) -> Iterator[Problem]:
     if description is None or description.format != SHARDED_STATE:
         return
     manifest = read_manifest(description.path)
-    if (different := manifest.differs(case.config.parallel)) is not None:
+    different = manifest.differs(case.config.parallel, case.placement.num_workers)
+    if different is not None:
         path, saved = different
         yield case.problem(
             path,

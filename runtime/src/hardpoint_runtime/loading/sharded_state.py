@@ -178,7 +178,7 @@ def load_sharded_state(model: LanguageModel, folder: Path, context: WorkerContex
 
 
 def _own_files(folder: Path, manifest: Manifest, context: WorkerContext) -> Sequence[SavedFile]:
-    different = manifest.differs(context.config.parallel)
+    different = manifest.differs(context.config.parallel, context.world_size)
     if different is None and len(manifest.files) == context.world_size:
         return manifest.files[context.rank]
     key, saved = different or ("the number of workers", len(manifest.files))
