@@ -61,7 +61,6 @@ def test_seeding_repeats_the_devices_draws(device):
         lambda d: d.memory_info(),
         lambda d: d.memory_allocated(),
         lambda d: d.compile(abs, []),
-        lambda d: d.profiler(),
     ],
 )
 def test_what_the_device_cannot_do_is_a_named_error(device, call):
