@@ -89,7 +89,7 @@ def measure(options: argparse.Namespace, cache: str) -> list[dict[str, object]]:
 
 def main() -> None:
     parser = serving.arguments(__doc__, ENGINES)
-    parser.add_argument("--quick", action="store_true", help="in about a minute")
+    parser.add_argument("--quick", action="store_true", help="few shapes, short answers")
     parser.add_argument("--profile", action="store_true", help="where a step's time goes")
     parser.add_argument("--cache", default="none", help=argparse.SUPPRESS)
     options = parser.parse_args()
