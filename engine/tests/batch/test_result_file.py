@@ -63,26 +63,50 @@ def test_a_last_line_of_zeros_is_cut_off(tmp_path):
     assert numbers(path) == [1]
 
 
+def test_a_first_line_that_is_cut_and_filled_with_zeros_is_cut_off(tmp_path):
+    path = tmp_path / "out.jsonl"
+    for left in (
+        bytes(20),
+        b'{"line": 1, "dig' + bytes(20),
+        b'{"line": 1, "dig' + bytes(20) + b"\n",
+    ):
+        path.write_bytes(left)
+        ResultFile(str(path)).close()
+        assert path.read_bytes() == b""
+
+
+BEGINNINGS = (b'{"line": 1, "digest": "x"}', b'{"line": 12')
+"""Something else, unless they end without a line end: so a line of ours may begin."""
+
+
 @pytest.mark.parametrize(
     "strange",
     [
-        "hello",
-        "{}",
-        '{"line": 0, "digest": "0f"}',
-        '{"line": "1", "digest": "0f"}',
-        '{"line": 99999999999999, "digest": "0f"}',
-        '{"line": 1, "digest": "x"}',
-        '{"line": 1, "digest": 5}',
-        "[" * 100_000,
+        b"hello",
+        b"{}",
+        b'{"line": 0, "digest": "0f"}',
+        b'{"line": "1", "digest": "0f"}',
+        b'{"line": 99999999999999, "digest": "0f"}',
+        b'{"line": 1, "digest": 5}',
+        b"[" * 100_000,
+        b"the only copy",
+        b'{"name": "something else", "line": 1}',
+        b'{"line": 1, "text": "a line of a poem"}',
+        b'{"lines": [1]}',
+        bytes(range(1, 256)),
+        bytes(8) + b"binary" + bytes(8),
+        b"\x7fELF\x02\x01\x01" + bytes(9),
+        b"\n",
+        *(beginning + b"\n" for beginning in BEGINNINGS),
     ],
 )
-def test_a_file_of_something_else_is_left_alone(tmp_path, strange):
+@pytest.mark.parametrize("after", [b'\n{"line": 1, "digest": "0f"}\n', b"\n", b""])
+def test_a_file_of_something_else_is_left_alone(tmp_path, strange, after):
     path = tmp_path / "out.jsonl"
-    content = f'{strange}\n{{"line": 1, "digest": "0f"}}\n'
-    path.write_text(content)
+    path.write_bytes(strange + after)
     with pytest.raises(InvalidRequestError, match="something else in its line 1; name another"):
         ResultFile(str(path))
-    assert path.read_text() == content
+    assert path.read_bytes() == strange + after
 
 
 def test_one_run_at_a_time_has_the_file(tmp_path):

@@ -1,7 +1,7 @@
 """The file of results: one JSON object a line, in the order in which requests ended.
 
-A run may be killed at any moment. What it wrote whole counts; a last line that is not whole is cut
-off by the next run. One run at a time may have the file.
+A run may be killed at any moment. What it wrote whole counts; a last line of its own that is not
+whole is cut off by the next run, and nothing else ever is. One run at a time may have the file.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from array import array
 from collections.abc import Mapping
 from types import TracebackType
@@ -95,18 +96,17 @@ class ResultFile:
         whole = 0
         with open(self._file.fileno(), "rb", closefd=False) as file:
             for number, text in enumerate(file, 1):
-                if not text.endswith(b"\n"):
-                    break
-                entry = _entry(text)
+                entry = _entry(text) if text.endswith(b"\n") else None
                 if entry is None:
-                    if _is_last(file):
+                    if _is_last(file) and (whole or _is_torn(text)):
                         break
                     raise self._refused(
                         f"holds something else in its line {number}; name another file"
                     )
                 self._note(entry["line"], entry["digest"], failed="error" in entry)
                 whole += len(text)
-        os.truncate(self._file.fileno(), whole)
+        if whole < os.fstat(self._file.fileno()).st_size:
+            os.truncate(self._file.fileno(), whole)
 
     def _note(self, number: int, digest: str, *, failed: bool) -> None:
         missing = number + 1 - len(self._states)
@@ -133,6 +133,30 @@ def _entry(text: bytes) -> dict[str, Any] | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return entry if right and isinstance(number, int) else None
+
+
+BEGINNING = b'{"line": '
+"""Of every line that a run writes."""
+NUMBERED = re.compile(rb'\{"line": [1-9][0-9]{0,9}(?:|,.*)', re.DOTALL)
+SECOND_KEY = b', "digest": "'
+
+
+def _is_torn(text: bytes) -> bool:
+    """Whether a first line is the beginning of one that a run wrote, zeros after it at most (as a
+    file system may leave them after a power failure): there is nothing else in the file to go by.
+    """
+    text, zeros, rest = text.partition(b"\0")
+    if text.endswith(b"\n") or rest.strip(b"\0\n"):
+        return False
+    if not text:
+        return bool(zeros)
+    if len(text) <= len(BEGINNING):
+        return BEGINNING.startswith(text)
+    if NUMBERED.fullmatch(text) is None:
+        return False
+    _, comma, second = text.partition(b",")
+    second = comma + second[: len(SECOND_KEY) - 1]
+    return SECOND_KEY.startswith(second)
 
 
 def _is_last(file: BinaryIO) -> bool:
