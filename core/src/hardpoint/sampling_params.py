@@ -23,7 +23,8 @@ MIN_TEMPERATURE = 1e-2
 NaN.
 """
 _LARGEST = 2**63 - 1
-_LARGEST_SEED = 2**64 - 1
+LARGEST_SEED = 2**64 - 1
+"""Seeds are 64 bits."""
 _ID = "must hold whole numbers of at least 0"
 
 # Converters make plain values of what looks like one (numpy's scalars, any iterable), and leave all
@@ -187,7 +188,7 @@ class SamplingParams:
         default=1.0, converter=_float, validator=_number(0, math.inf, low_open=True)
     )
     seed: int | None = field(
-        default=None, converter=_int_or_none, validator=_whole(0, _LARGEST_SEED, optional=True)
+        default=None, converter=_int_or_none, validator=_whole(0, LARGEST_SEED, optional=True)
     )
     max_tokens: int | None = field(
         default=16, converter=_int_or_none, validator=_whole(1, optional=True)

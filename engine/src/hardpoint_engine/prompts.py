@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 from hardpoint.errors import InvalidRequestError
-from hardpoint.sampling_params import SamplingParams
+from hardpoint.sampling_params import LARGEST_SEED, SamplingParams
 
 from hardpoint_engine.text.tokenizer import Tokenizer
 
@@ -217,7 +217,8 @@ def spelled(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
 
 
 def split(sampling: SamplingParams) -> list[SamplingParams]:
-    """Return the parameters of each of ``sampling.n`` answers; a given seed counts up.
+    """Return the parameters of each of ``sampling.n`` answers; a given seed counts up, from the
+    greatest to 0.
 
     Raises InvalidRequestError for more than ``MAX_N``.
     """
@@ -232,6 +233,6 @@ def split(sampling: SamplingParams) -> list[SamplingParams]:
         )
     seed = sampling.seed
     return [
-        evolve(sampling, n=1, seed=None if seed is None else seed + index)
+        evolve(sampling, n=1, seed=None if seed is None else (seed + index) % (LARGEST_SEED + 1))
         for index in range(sampling.n)
     ]

@@ -147,6 +147,8 @@ def test_a_form_that_is_none_is_the_error_of_that_request_alone(llm, wishes, wor
         ({"xml": "a"}, "'xml': is none of json"),
         ({"json": "{"}, "json must be a JSON schema: "),
         ({"json": [1]}, "json must be a JSON schema, a mapping"),
+        ({"json": True}, "= True: json must be a JSON schema, .* json_object"),
+        ({"json": "false"}, "= False: json must be a JSON schema, .* json_object"),
         ({"json": {"a": {1, 2}}}, "json must be plain data"),
         ({"json_object": 1}, "json_object must be True"),
         ({"regex": ""}, "non-empty text"),

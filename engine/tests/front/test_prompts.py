@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hardpoint.errors import InvalidRequestError
-from hardpoint.sampling_params import SamplingParams
+from hardpoint.sampling_params import LARGEST_SEED, SamplingParams
 from hardpoint_engine.prompts import (
     as_list,
     as_params,
@@ -119,6 +119,11 @@ def test_answers_of_one_request_draw_differently():
     parts = split(SamplingParams(n=3, seed=5, temperature=1))
     assert [(part.n, part.seed) for part in parts] == [(1, 5), (1, 6), (1, 7)]
     assert [part.seed for part in split(SamplingParams(n=2))] == [None, None]
+
+
+def test_the_greatest_seed_counts_on_from_0():
+    parts = split(SamplingParams(n=3, seed=LARGEST_SEED))
+    assert [part.seed for part in parts] == [LARGEST_SEED, 0, 1]
 
 
 def test_bad_words_are_spelled_as_ids_at_the_beginning_and_after_a_blank():

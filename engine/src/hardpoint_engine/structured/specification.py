@@ -51,8 +51,12 @@ def _schema(value: object) -> str:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             _refuse(value, f"json must be a JSON schema: {error}")
-    if not isinstance(value, Mapping | bool):
-        _refuse(value, "json must be a JSON schema, a mapping or its text")
+    if not isinstance(value, Mapping):
+        _refuse(
+            value,
+            "json must be a JSON schema, a mapping or its text ({} for any value; any object is "
+            "json_object)",
+        )
     try:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
