@@ -118,3 +118,13 @@ def test_a_step_s_name_tells_prompts_from_answers():
         step_id=1, new=(new,), running=running, num_tokens={"a": 5, "b": 1, "c": 1}, total_tokens=7
     )
     assert step_name(plan) == "context 6 / generation 1"
+
+
+@pytest.mark.parametrize("resumed", [frozenset("a"), frozenset()], ids=["first", "later chunk"])
+def test_what_is_computed_again_after_a_preemption_is_context(resumed):
+    running = CachedRequestData(
+        req_ids=("a", "b"), new_blocks=(None, None), num_computed=(4, 9), num_output=(6, 2),
+        resumed=resumed,
+    )  # fmt: skip
+    plan = SchedulerOutput(step_id=1, running=running, num_tokens={"a": 8, "b": 1}, total_tokens=9)
+    assert step_name(plan) == "context 8 / generation 1"

@@ -90,17 +90,17 @@ class StepProfiler:
 
 
 def step_name(plan: SchedulerOutput) -> str:
-    """Return ``context n / generation m``: the tokens of prompts, and those of answers, that a step
-    computes.
+    """Return ``context n / generation m``: the tokens that a step computes because they are known,
+    of prompts and of what was computed before a preemption, and those that answers grow by.
     """
     answering = {
         req_id
         for req_id, num_output in zip(plan.running.req_ids, plan.running.num_output, strict=False)
-        if num_output
+        if num_output and req_id not in plan.running.resumed
     }
     context = generation = 0
     for req_id, count in plan.num_tokens.items():
-        if req_id in answering:
+        if req_id in answering and count == 1 + len(plan.drafts.get(req_id, ())):
             generation += count
         else:
             context += count
