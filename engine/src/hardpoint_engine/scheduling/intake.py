@@ -67,13 +67,14 @@ class Intake:
                     token,
                     f"{who}: the prompt holds {token!r}, not a token id below {self.vocab_size}",
                 )
-        if len(prompt) >= self.max_model_len:
+        answer = 0 if request.pooling is not None else 1
+        if len(prompt) + answer > self.max_model_len:
+            rest = ", at least one of them for the answer" if answer else ""
             self._refuse(
                 "prompt",
                 len(prompt),
                 f"{who}: the prompt has {len(prompt)} tokens and the context is "
-                f"{self.max_model_len} (max_model_len), at least one of them for the answer: "
-                "shorten the prompt",
+                f"{self.max_model_len} (max_model_len){rest}: shorten the prompt",
             )
 
     def _check_sampling(self, request: EngineRequest) -> None:
