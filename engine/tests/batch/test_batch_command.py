@@ -248,6 +248,30 @@ def test_a_line_whose_steps_always_fail_is_an_error(front, files):
     assert [found[number]["error"]["type"] for number in range(1, 5)]
 
 
+def test_whatever_a_line_raises_is_its_own_error(front, files, monkeypatch):
+    """A plugin's check of a request, say, may raise anything."""
+    prompts, out = files
+    prompts.write_text("".join(json.dumps({"prompt": f"{i}"}) + "\n" for i in range(4)))
+    engine = front()
+    right = engine.core.check_request
+
+    def check(request) -> None:
+        if request.prompt == (ord("2"),):
+            raise KeyError("no such word")
+        right(request)
+
+    monkeypatch.setattr(engine.core, "check_request", check)
+    batch(engine, prompts, out)
+    found = results(out)
+    assert found[3]["error"] == {"type": "KeyError", "message": "'no such word'"}
+    assert [number for number in found if "error" in found[number]] == [3]
+    out.unlink()
+    engine.shutdown(10)
+    with pytest.raises(HardpointError):  # an engine that has ended is no line's fault
+        batch(engine, prompts, out)
+    assert results(out) == {}
+
+
 def test_an_engine_that_is_lost_is_no_line_s_fault(front, files):
     prompts, out = files
     prompts.write_text("".join(json.dumps({"prompt": f"{i}"}) + "\n" for i in range(4)))

@@ -61,6 +61,11 @@ def test_a_json_line_may_bring_an_id_messages_and_its_own_parameters(prompts):
         ('{"prompt": "a", "sampling_params": 1}', "must be an object"),
         ('{"prompt": "a", "sampling_params": {"max_token": 1}}', "did you mean: max_tokens"),
         ('{"prompt": "a", "sampling_params": {"temperature": 9}}', "temperature"),
+        (
+            '{"prompt": "a", "sampling_params": {"logit_bias": {"' + "1" * 4301 + '": 1}}}',
+            "logit_bias must",
+        ),
+        ('{"prompt": "a", "sampling_params": {"seed": ' + "1" * 4301 + "}}", "is not JSON"),
         (b"\xff", "not UTF-8 at byte 0"),
     ],
 )

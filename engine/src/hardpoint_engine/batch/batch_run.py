@@ -10,7 +10,12 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from attrs import define
-from hardpoint.errors import HardpointError, InvalidRequestError, UnsupportedError
+from hardpoint.errors import (
+    ExecutorFailedError,
+    HardpointError,
+    InvalidRequestError,
+    LifecycleError,
+)
 
 from hardpoint_engine.batch.prompt_file import BatchLine, BatchPrompt, PromptFile
 from hardpoint_engine.batch.result_file import ResultFile
@@ -42,10 +47,10 @@ class _LineCall(Call):
         self._ended.put(self)
 
 
-class _NoTemplateError(Exception):
+class _NoLineError(Exception):
     """No text at all can become a conversation: ``cause`` ends the run, and blames no line."""
 
-    def __init__(self, cause: ChatTemplateError) -> None:
+    def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
         self.cause = cause
 
@@ -106,9 +111,13 @@ class BatchRun:
         try:
             prompt = self._prompts.read(line)
             self._submit(line, prompt, 1)
-        except _NoTemplateError as error:
+        except _NoLineError as error:
             raise error.cause from None
-        except (InvalidRequestError, UnsupportedError) as error:
+        except (ExecutorFailedError, LifecycleError):
+            raise
+        except Exception as error:  # of ours, or of a plugin
+            if not self._front.core.alive:
+                raise
             self._fail(line, error)
         return True
 
@@ -135,8 +144,10 @@ class BatchRun:
         except ChatTemplateError as error:
             absent = template is None and self._front.tokenizer.chat_template is None
             if absent and prompt.messages is None:
-                raise _NoTemplateError(error) from None
+                raise _NoLineError(error) from None
             raise
+        except OSError as error:  # the process that renders cannot be started
+            raise _NoLineError(error) from None
 
     def _collect(self, *, wait: bool) -> None:
         """Write the results that are there; ``wait`` for one at least."""

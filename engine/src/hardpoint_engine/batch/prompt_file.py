@@ -16,6 +16,8 @@ LONGEST_LINE = 16 << 20
 """Bytes of one line; a longer one is malformed."""
 JSON_LINES = (".jsonl", ".ndjson")
 """Endings of files that have a JSON object in each line. Any other file has a prompt in each."""
+_LONGEST_ID = 20
+"""Digits of a token id. Python reads no number of thousands."""
 KEYS = ("id", "prompt", "messages", "sampling_params")
 
 
@@ -134,7 +136,8 @@ def _next_line(file: BinaryIO) -> tuple[bytes, bool]:
 
 
 def _number(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
+    """Return ``text`` as a token id; as it is, to be refused by name, if it is none."""
+    return int(text) if text.isdecimal() and len(text) <= _LONGEST_ID else text
 
 
 def _malformed(why: str) -> InvalidRequestError:

@@ -135,10 +135,10 @@ def _entry(text: bytes) -> dict[str, Any] | None:
     return entry if right and isinstance(number, int) else None
 
 
-BEGINNING = b'{"line": '
+_BEGINNING = b'{"line": '
 """Of every line that a run writes."""
-NUMBERED = re.compile(rb'\{"line": [1-9][0-9]{0,9}(?:|,.*)', re.DOTALL)
-SECOND_KEY = b', "digest": "'
+_NUMBERED = re.compile(rb'\{"line": [1-9][0-9]{0,9}(?:|,.*)', re.DOTALL)
+_SECOND_KEY = b', "digest": "'
 
 
 def _is_torn(text: bytes) -> bool:
@@ -150,13 +150,13 @@ def _is_torn(text: bytes) -> bool:
         return False
     if not text:
         return bool(zeros)
-    if len(text) <= len(BEGINNING):
-        return BEGINNING.startswith(text)
-    if NUMBERED.fullmatch(text) is None:
+    if len(text) <= len(_BEGINNING):
+        return _BEGINNING.startswith(text)
+    if _NUMBERED.fullmatch(text) is None:
         return False
     _, comma, second = text.partition(b",")
-    second = comma + second[: len(SECOND_KEY) - 1]
-    return SECOND_KEY.startswith(second)
+    second = comma + second[: len(_SECOND_KEY) - 1]
+    return _SECOND_KEY.startswith(second)
 
 
 def _is_last(file: BinaryIO) -> bool:
