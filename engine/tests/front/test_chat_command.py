@@ -84,6 +84,22 @@ def test_what_is_wrong_with_one_turn_ends_no_other(template):
     assert "has no chat template" in errors
 
 
+def test_a_turn_that_fails_in_the_middle_is_forgotten(tmp_path):
+    alone = tmp_path / "alone.jinja"
+    alone.write_text(
+        "{% if messages | length > 1 %}{{ raise_exception('it was kept') }}{% endif %}"
+        "{{ messages[0].content }}"
+    )
+    code, out, errors = piped(
+        "one\ntwo\n", "--chat-template", str(alone), "--max-tokens", "6",
+        "--allowed-token-ids", "97,98", "--set", "plugins.dummy.fail_at=step:4",
+    )  # fmt: skip
+    assert code == 1
+    assert "it was kept" not in errors
+    partial, whole, _ = out.split("\n")
+    assert 1 <= len(partial) < len(whole) == 6
+
+
 def test_the_oldest_turns_are_left_out_by_name(template):
     lines = "".join(f"{number}" * 60 + "\n" for number in range(5))
     code, _, errors = piped(lines, "--chat-template", template, "--max-tokens", "4")

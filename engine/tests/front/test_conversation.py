@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hardpoint.errors import InvalidRequestError
 from hardpoint_engine.cli.conversation import Conversation
+from hardpoint_engine.text.chat_template import ChatTemplateError
 
 
 def by_characters(messages) -> list[int]:
@@ -49,3 +50,23 @@ def test_a_question_that_never_fits_costs_no_turn(conversation):
     with pytest.raises(InvalidRequestError, match=r"31 tokens .* 10 of the 40 .*--max-model-len"):
         conversation.ask("x" * 30)
     assert len(conversation) == 3
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, ChatTemplateError("refused")])
+def test_what_ends_the_making_of_a_prompt_costs_no_turn(raised):
+    calls = 0
+
+    def tokenize(messages) -> list[int]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # when the oldest turn is left out
+            raise raised
+        return by_characters(messages)
+
+    made = Conversation(tokenize, length=40, max_tokens=None, system="S")
+    for number in range(3):
+        made.answered(f"q{number}", f"a{number}")
+    with pytest.raises(KeyboardInterrupt if raised is KeyboardInterrupt else ChatTemplateError):
+        made.ask("x" * 22)
+    assert len(made) == 3
+    assert text(made.ask("q3")[0]) == "Sq0a0q1a1q2a2q3"

@@ -164,5 +164,6 @@ class _Chat:
             self._out.end_line()
             self._failed = True
             tell(str(local_error(error)))
+            return
         if answer:  # also as far as it came before it was stopped
             self._conversation.answered(question, answer)

@@ -43,34 +43,33 @@ class Conversation:
 
     def messages(self, question: str) -> list[dict[str, Any]]:
         """Return everything up to ``question``, for a chat template."""
+        return self._messages(self._turns, question)
+
+    def _messages(self, turns: list[tuple[str, str]], question: str) -> list[dict[str, Any]]:
         found = [] if self.system is None else [{"role": "system", "content": self.system}]
-        for asked, answered in self._turns:
+        for asked, answered in turns:
             found.append({"role": "user", "content": asked})
             found.append({"role": "assistant", "content": answered})
         return [*found, {"role": "user", "content": question}]
 
     def ask(self, question: str) -> tuple[list[int], int]:
         """Return the prompt of ``question``, and how many of the oldest turns were left out for
-        good, so that the answer has room. Raises InvalidRequestError, and leaves out nothing, if it
-        has none even so.
+        good, so that the answer has room. Raises InvalidRequestError if it has none even so.
+        Whatever is raised, an interrupt too, nothing is left out then.
         """
-        kept = list(self._turns)
-        dropped = 0
-        while True:
-            ids = self._tokenize(self.messages(question))
+        for dropped in range(len(self._turns) + 1):
+            kept = self._turns[dropped:]
+            ids = self._tokenize(self._messages(kept, question))
             if len(ids) + self._room <= self._length:
-                return ids, dropped
-            if not self._turns:
                 self._turns = kept
-                raise InvalidRequestError(
-                    f"the question has {len(ids)} tokens with the system message, and an answer "
-                    f"needs {self._room} of the {self._length} of max_model_len: ask a shorter "
-                    "one, or raise --max-model-len",
-                    field="messages",
-                    value=len(ids),
-                )
-            del self._turns[0]
-            dropped += 1
+                return ids, dropped
+        raise InvalidRequestError(
+            f"the question has {len(ids)} tokens with the system message, and an answer "
+            f"needs {self._room} of the {self._length} of max_model_len: ask a shorter "
+            "one, or raise --max-model-len",
+            field="messages",
+            value=len(ids),
+        )
 
     def answered(self, question: str, answer: str) -> None:
         """Add a turn."""
