@@ -8,7 +8,7 @@ import random
 import pytest
 from attrs import fields
 from hardpoint.errors import InvalidRequestError
-from hardpoint.sampling_params import SamplingParams
+from hardpoint.sampling_params import MAX_STOP_LENGTH, MAX_STOPS, SamplingParams
 
 FIELDS = [attribute.name for attribute in fields(SamplingParams)]
 
@@ -152,3 +152,15 @@ def test_the_ids_of_bad_words_are_checked_against_the_vocabulary():
     made.check_vocabulary(10)
     with pytest.raises(InvalidRequestError, match=r"bad_word_ids .*vocabulary of 9 tokens"):
         made.check_vocabulary(9)
+
+
+def test_stop_strings_are_bounded_in_number_and_length():
+    good = SamplingParams(stop=[f"{n:04}" * (MAX_STOP_LENGTH // 4) for n in range(MAX_STOPS)])
+    assert len(good.stop) == MAX_STOPS
+    for stop, words in (
+        (["x"] * (MAX_STOPS + 1), "stop must be at most 64 strings, not 65"),
+        (["a", "x" * (MAX_STOP_LENGTH + 1)], "stop must hold strings of at most 4096 characters"),
+    ):
+        error = refusal({"stop": stop})
+        assert error.field == "stop"
+        assert words in str(error)

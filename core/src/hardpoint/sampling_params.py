@@ -25,6 +25,10 @@ NaN.
 _LARGEST = 2**63 - 1
 LARGEST_SEED = 2**64 - 1
 """Seeds are 64 bits."""
+MAX_STOPS = 64
+"""Stop strings of one request."""
+MAX_STOP_LENGTH = 4096
+"""Characters of a stop string."""
 _ID = "must hold whole numbers of at least 0"
 
 # Converters make plain values of what looks like one (numpy's scalars, any iterable), and leave all
@@ -144,6 +148,16 @@ def _texts(owner: object, attribute: Attribute[Any], value: object) -> None:
         _refuse(attribute.name, value, "must be non-empty strings")
 
 
+def _stops(owner: object, attribute: Attribute[Any], value: Any) -> None:
+    _texts(owner, attribute, value)
+    if len(value) > MAX_STOPS:
+        _refuse(attribute.name, len(value), f"must be at most {MAX_STOPS} strings")
+    longest = max(map(len, value), default=0)
+    if longest > MAX_STOP_LENGTH:
+        must = f"must hold strings of at most {MAX_STOP_LENGTH} characters"
+        _refuse(attribute.name, longest, must)
+
+
 def _biases(owner: object, attribute: Attribute[Any], value: object) -> None:
     if value is None:
         return
@@ -194,7 +208,7 @@ class SamplingParams:
         default=16, converter=_int_or_none, validator=_whole(1, optional=True)
     )
     min_tokens: int = field(default=0, converter=_int, validator=_whole(0))
-    stop: tuple[str, ...] = field(default=(), converter=_strings, validator=_texts)
+    stop: tuple[str, ...] = field(default=(), converter=_strings, validator=_stops)
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_some_ids, validator=_token_ids)
     ignore_eos: bool = field(default=False, validator=_flag)
     include_stop: bool = field(default=False, validator=_flag)

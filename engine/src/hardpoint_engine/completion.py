@@ -83,19 +83,17 @@ class Completion:
         """Return whether a stop string is complete now. It counts only beyond ``min_tokens``."""
         if self._detokenizer is None:
             return False
-        seen = len(self._text)
         piece = self._detokenizer.add(token)
         self._text += piece
         if not piece or not self._sampling.stop:
             return False
-        if len(self.token_ids) > self._sampling.min_tokens:
-            match = self._stops.find(self._text, seen)
-            if match is not None:
-                self._text = self._text[: match.end if self._sampling.include_stop else match.begin]
-                self._detokenizer = None
-                self.finish("stop", match.stop)
-                return True
-        self._held = self._stops.held(self._text)
+        match = self._stops.add(piece)
+        if match is not None and len(self.token_ids) > self._sampling.min_tokens:
+            self._text = self._text[: match.end if self._sampling.include_stop else match.begin]
+            self._detokenizer = None
+            self.finish("stop", match.stop)
+            return True
+        self._held = self._stops.held
         return False
 
 
