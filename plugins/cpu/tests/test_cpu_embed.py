@@ -6,6 +6,7 @@ import pytest
 import torch
 from hardpoint.errors import InvalidRequestError
 from hardpoint_engine import LLM, PoolingParams, SamplingParams
+from hardpoint_engine.scheduling.results import NoNumbersError
 
 LONGEST = 16
 
@@ -80,3 +81,21 @@ def test_a_vector_needs_no_room_for_an_answer(llm, prompts):
         llm.generate(prompts[-1], SamplingParams(temperature=0))
     with pytest.raises(InvalidRequestError, match=r"context is 16 \(max_model_len\): shorten"):
         llm.embed([*prompts[-1], 1])
+
+
+def lose_token(worker, token):
+    """Corrupt the embedding of one token."""
+    with torch.no_grad():
+        for parameter in worker.get_model_runner().get_model().parameters():
+            if parameter.shape == (256, 32):
+                parameter[token] = torch.nan
+
+
+def test_corrupt_weights_end_those_that_they_concern(folder):
+    with LLM(str(folder), platform="cpu", max_model_len=LONGEST, num_kv_blocks=8) as llm:
+        (before,) = llm.embed([[1, 2, 3]])
+        llm.executor.collective_rpc(lose_token, args=(200,))
+        with pytest.raises(NoNumbersError, match="no numbers for request"):
+            llm.embed([[200, 1], [1, 2, 3]])
+        assert llm.embed([[1, 2, 3]])[0].embedding == before.embedding
+        assert llm.metrics.finished == {"stop": 3, "error": 1}

@@ -44,7 +44,7 @@ from hardpoint_runtime.models import attention_needs, build_model
 from hardpoint_runtime.operations import resolve as resolve_operations
 from hardpoint_runtime.parallel.pipeline import StageLine
 from hardpoint_runtime.parallel.seat import ALONE, Seat
-from hardpoint_runtime.pooling import Pooling
+from hardpoint_runtime.pooling import Pooled, Pooling
 from hardpoint_runtime.sampling.batch import build_sampling_batch
 from hardpoint_runtime.sampling.columns import SAMPLING_COLUMNS
 from hardpoint_runtime.sampling.processors import Processors
@@ -333,7 +333,7 @@ class TorchModelRunner(ModelRunner):
             generation=plan.generation,
             inputs=inputs,
             logits=logits,
-            pooled=self.pooling.take(self.requests, plan.num_tokens) if self.requests else {},
+            pooled=self.pooling.take(self.requests, plan.num_tokens) if self.requests else Pooled(),
             graph_stats=stats,
             prepare=prepared - started,
             forward=time.perf_counter() - prepared,

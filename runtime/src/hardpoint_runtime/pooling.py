@@ -5,11 +5,13 @@ Positions that a preemption makes the worker compute again are not gathered agai
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -40,6 +42,16 @@ class PooledRows:
 
     places: Array
     spans: tuple[PooledSpan, ...]
+
+
+@frozen(kw_only=True)
+class Pooled:
+    """The ``vectors`` of a step by request, and, for those whose vector holds NaN or infinity,
+    ``nan_counts``: in how many places.
+    """
+
+    vectors: Mapping[str, tuple[float, ...]] = field(factory=dict)
+    nan_counts: Mapping[str, int] = field(factory=dict)
 
 
 class Pooling:
@@ -86,11 +98,11 @@ class Pooling:
             start += span.count
         return kept
 
-    def take(self, requests: Requests, req_ids: Iterable[str]) -> dict[str, tuple[float, ...]]:
+    def take(self, requests: Requests, req_ids: Iterable[str]) -> Pooled:
         """Return, once, the vectors of those of ``req_ids`` whose prompt is complete."""
-        taken = {}
         if not requests.pooling:
-            return taken
+            return Pooled()
+        vectors, nan_counts = {}, {}
         for req_id in req_ids:
             if req_id not in requests.pooling:
                 continue
@@ -102,8 +114,12 @@ class Pooling:
             if state.pooling.normalize:
                 vector = torch.nn.functional.normalize(vector, dim=0)
             state.pooled = None
-            taken[req_id] = tuple(self.device.to_host(vector).tolist())
-        return taken
+            values = tuple(self.device.to_host(vector).tolist())
+            if wrong := sum(not math.isfinite(value) for value in values):
+                nan_counts[req_id] = wrong
+            else:
+                vectors[req_id] = values
+        return Pooled(vectors=vectors, nan_counts=nan_counts)
 
 
 def _length(requests: Requests, state: RequestState) -> int:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hardpoint.messages import GraphStats, Logprobs, SchedulerOutput, StepTicket
 
     from hardpoint_runtime.batch.inputs import BatchInputs
+    from hardpoint_runtime.pooling import Pooled
     from hardpoint_runtime.sampling.sampler import Sampled
 
 NOTHING: Mapping[str, Logprobs] = MappingProxyType({})
@@ -28,7 +29,7 @@ class WaitingStep:
     generation: int
     inputs: BatchInputs | None
     logits: torch.Tensor | None
-    pooled: Mapping[str, tuple[float, ...]]
+    pooled: Pooled
     graph_stats: GraphStats | None
     prepare: float
     forward: float
@@ -56,8 +57,11 @@ class WaitingStep:
             tokens=tuple((chosen[req_id],) if req_id in chosen else () for req_id in req_ids),
             logprobs={ids[row]: found for row, found in logprobs.items()},
             prompt_logprobs=prompt_logprobs,
-            pooled=self.pooled,
-            nan_counts={ids[row]: count for row, count in nan_counts.items()},
+            pooled=self.pooled.vectors,
+            nan_counts={
+                **{ids[row]: count for row, count in nan_counts.items()},
+                **self.pooled.nan_counts,
+            },
             timings=StepTimings(prepare=self.prepare, forward=self.forward, sample=sample),
             graph_stats=self.graph_stats,
         )

@@ -133,3 +133,23 @@ def test_neighbours_generate_and_have_their_prompts_scored(driver, prompts):
         driver.finish(name)
     driver.step({})
     assert not driver.runner.requests.pooling
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("kind", POOLED)
+def test_a_vector_that_is_no_number_is_counted_and_not_given(driver, kind, normalize):
+    """One token's embedding is lost: a prompt with it has no vector, and nobody else notices."""
+    params = PoolingParams(kind, normalize=normalize)
+    driver.add("good", [1, 2, 3], pooling=params)
+    alone = driver.step({"good": 3}).pooled["good"]
+    driver.finish("good")
+    driver.pooled.clear()
+    embeddings = [p for p in driver.runner.get_model().parameters() if p.shape == (97, 32)]
+    with torch.no_grad():
+        embeddings[0][50] = torch.nan
+    driver.add("good", [1, 2, 3], pooling=params)
+    driver.add("bad", [50] * 3, pooling=params)
+    output = driver.step({"good": 3, "bad": 3})
+    assert output.nan_counts == {"bad": 32}
+    assert output.pooled.keys() == {"good"}
+    torch.testing.assert_close(torch.tensor(output.pooled["good"]), torch.tensor(alone))
