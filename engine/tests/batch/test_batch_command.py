@@ -98,6 +98,26 @@ def test_a_malformed_line_fails_alone_and_parameters_are_a_line_s_own(files):
     assert out.read_bytes() == before
 
 
+def test_a_run_with_something_else_does_not_mix_its_results_in(files):
+    prompts, out = files
+    prompts.write_text('{"prompt": "one"}\n')
+    arguments = ["--batch-file", prompts, "--output", out, "--max-tokens", 2]
+    assert generate(*arguments).returncode == 0
+    prompts.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    before = out.read_bytes()
+    for more, words in (
+        (["--temperature", "0.5"], "another sampling parameters or seed: go on"),
+        (["--dtype", "bfloat16", "--seed", "1"], "logits processors) and another sampling"),
+    ):
+        done = generate(*arguments, *more)
+        assert done.returncode != 0
+        assert words in " ".join(done.stderr.split())
+        assert "name another file" in " ".join(done.stderr.split())
+        assert out.read_bytes() == before
+    assert generate(*arguments, "--max-num-seqs", 1).returncode == 0
+    assert sorted(results(out)) == [1, 2]
+
+
 def test_texts_are_questions_and_need_a_template(files):
     prompts, out = files
     prompts = prompts.with_suffix(".txt")
@@ -202,7 +222,7 @@ def front():
 
 def batch(front, prompts, out, told=lambda tokens: None):
     sampling = SamplingParams(temperature=0, max_tokens=3)
-    with ResultFile(str(out)) as results:
+    with ResultFile(str(out), run="a-b-c", lines=500) as results:
         run = BatchRun(
             front, PromptFile(str(prompts), sampling), results,
             conversation=None, show=lambda result, prompt: {"n": result.outputs[0].token_ids},

@@ -97,6 +97,11 @@ def test_the_file_is_read_as_far_as_it_is_asked_for(prompts, tmp_path):
     assert (last.number, last.text) == (100_000, b"y")
 
 
+@pytest.mark.parametrize(("data", "count"), [("", 0), ("a", 1), ("a\n", 1), ("\n\na", 3)])
+def test_lines_are_counted_blank_ones_too(prompts, data, count):
+    assert prompts(data).count_lines() == count
+
+
 def test_what_is_no_file_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(InvalidRequestError, match="is not a file"):

@@ -14,17 +14,21 @@ def line(number: int, digest: str = "0f") -> BatchLine:
     return BatchLine(number=number, text=b"", digest=digest)
 
 
+def opened(path, run: str = "a-b-c", lines: int = 5) -> ResultFile:
+    return ResultFile(str(path), run=run, lines=lines)
+
+
 def numbers(path) -> list[int]:
     return [json.loads(text)["line"] for text in path.read_text().splitlines()]
 
 
 def test_what_was_written_is_known_to_the_next_run(tmp_path):
     path = tmp_path / "out.jsonl"
-    with ResultFile(str(path)) as results:
+    with opened(path) as results:
         results.write(line(3), {"outputs": ["🙂"]})
         results.write(line(1, "ffffffffffffffff"), {"error": {}})
         assert (results.done, results.failed) == (2, 1)
-    with ResultFile(str(path)) as results:
+    with opened(path) as results:
         assert (results.done, results.failed) == (2, 1)
         assert results.has(line(3))
         assert results.has(line(1, "ffffffffffffffff"))
@@ -36,14 +40,14 @@ def test_what_was_written_is_known_to_the_next_run(tmp_path):
 
 def test_a_run_that_is_cut_at_any_byte_is_gone_on_with(tmp_path):
     path = tmp_path / "out.jsonl"
-    with ResultFile(str(path)) as results:
+    with opened(path) as results:
         for number in (2, 1, 3):
             results.write(line(number), {"outputs": [number]})
     whole = path.read_bytes()
     ends = [index + 1 for index, byte in enumerate(whole) if byte == ord("\n")]
     for cut in range(len(whole) + 1):
         path.write_bytes(whole[:cut])
-        with ResultFile(str(path)) as results:
+        with opened(path) as results:
             kept = sum(end <= cut for end in ends)
             assert results.done == kept
             for number in (1, 2, 3):
@@ -55,10 +59,10 @@ def test_a_run_that_is_cut_at_any_byte_is_gone_on_with(tmp_path):
 def test_a_last_line_of_zeros_is_cut_off(tmp_path):
     """As a file system may leave it after a power failure."""
     path = tmp_path / "out.jsonl"
-    with ResultFile(str(path)) as results:
+    with opened(path) as results:
         results.write(line(1), {})
     path.write_bytes(path.read_bytes() + bytes(20) + b"\n")
-    with ResultFile(str(path)) as results:
+    with opened(path) as results:
         assert results.done == 1
     assert numbers(path) == [1]
 
@@ -71,7 +75,7 @@ def test_a_first_line_that_is_cut_and_filled_with_zeros_is_cut_off(tmp_path):
         b'{"line": 1, "dig' + bytes(20) + b"\n",
     ):
         path.write_bytes(left)
-        ResultFile(str(path)).close()
+        opened(path).close()
         assert path.read_bytes() == b""
 
 
@@ -105,17 +109,49 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, strange, after):
     path = tmp_path / "out.jsonl"
     path.write_bytes(strange + after)
     with pytest.raises(InvalidRequestError, match="something else in its line 1; name another"):
-        ResultFile(str(path))
+        opened(path)
     assert path.read_bytes() == strange + after
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ("x-b-c", r"another model .*: go on as it was begun, or name another file"),
+        ("a-x-c", "another sampling parameters or seed:"),
+        ("a-x-x", "another sampling parameters or seed and another system message"),
+        ("x", "another model"),
+    ],
+)
+def test_results_of_another_run_are_refused_and_left_alone(tmp_path, run, words):
+    path = tmp_path / "out.jsonl"
+    with opened(path) as results:
+        results.write(line(1), {})
+    content = path.read_bytes() + b'{"line": 2'
+    path.write_bytes(content)
+    with pytest.raises(InvalidRequestError, match=words):
+        opened(path, run)
+    assert path.read_bytes() == content
+
+
+def test_a_result_of_a_line_that_the_prompts_do_not_have_is_refused(tmp_path):
+    """Before anything of its size is made: there may be billions of lines."""
+    path = tmp_path / "out.jsonl"
+    content = '{"line": 4000000000, "digest": "0f", "run": "a-b-c"}\n'
+    path.write_text(content)
+    with pytest.raises(
+        InvalidRequestError, match=r"line 4000000000, .* have 5 lines.*another file"
+    ):
+        opened(path)
+    assert path.read_text() == content
 
 
 def test_one_run_at_a_time_has_the_file(tmp_path):
     path = str(tmp_path / "out.jsonl")
-    with ResultFile(path), pytest.raises(InvalidRequestError, match="written by another run"):
-        ResultFile(path)
-    ResultFile(path).close()
+    with opened(path), pytest.raises(InvalidRequestError, match="written by another run"):
+        opened(path)
+    opened(path).close()
 
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(InvalidRequestError, match="cannot be written"):
-        ResultFile(str(tmp_path / "none" / "out.jsonl"))
+        opened(tmp_path / "none" / "out.jsonl")

@@ -75,6 +75,15 @@ class PromptFile:
                         digest=hashlib.blake2b(text, digest_size=8).hexdigest(),
                     )
 
+    def count_lines(self) -> int:
+        """Return how many lines there are, blank ones too."""
+        lines, last = 0, b""
+        with self.path.open("rb") as file:
+            while data := file.read(1 << 20):
+                lines += data.count(b"\n")
+                last = data
+        return lines + bool(last and not last.endswith(b"\n"))
+
     def read(self, line: BatchLine) -> BatchPrompt:
         """Return what ``line`` asks for. Raises InvalidRequestError for a malformed one."""
         if line.text is None:

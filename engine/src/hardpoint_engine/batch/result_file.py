@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Self
 from hardpoint.errors import InvalidRequestError
 
 from hardpoint_engine.batch.prompt_file import BatchLine
+from hardpoint_engine.batch.run_identity import differing
 
 NOT_YET, DONE, FAILED = 0, 1, 2
 
@@ -25,11 +26,15 @@ NOT_YET, DONE, FAILED = 0, 1, 2
 class ResultFile:
     """Knows which lines of the prompts are answered, and takes the answers of the others.
 
-    Raises InvalidRequestError if another run has the file, or if it holds what no run wrote.
+    ``run`` is what the results are computed with (:mod:`hardpoint_engine.batch.run_identity`),
+    ``lines`` how many lines the prompts have. Raises InvalidRequestError if another run has the
+    file, or if it holds what no run wrote, or one of something else.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, run: str, lines: int) -> None:
         self.path = path
+        self._run = run
+        self._lines = lines
         self._states = array("b")
         self._digests = array("Q")
         try:
@@ -70,7 +75,7 @@ class ResultFile:
 
     def write(self, line: BatchLine, result: Mapping[str, Any]) -> None:
         """Add the result of ``line``."""
-        entry = {"line": line.number, "digest": line.digest, **result}
+        entry = {"line": line.number, "digest": line.digest, "run": self._run, **result}
         data = memoryview(json.dumps(entry, ensure_ascii=False).encode(errors="replace") + b"\n")
         while data:
             data = data[os.write(self._file.fileno(), data) :]
@@ -103,10 +108,24 @@ class ResultFile:
                     raise self._refused(
                         f"holds something else in its line {number}; name another file"
                     )
+                self._check(entry)
                 self._note(entry["line"], entry["digest"], failed="error" in entry)
                 whole += len(text)
         if whole < os.fstat(self._file.fileno()).st_size:
             os.truncate(self._file.fileno(), whole)
+
+    def _check(self, entry: Mapping[str, Any]) -> None:
+        """Refuse a result that is none of this run over these prompts."""
+        if entry["run"] != self._run:
+            raise self._refused(
+                f"holds results of another {differing(self._run, entry['run'])}: go on as it was "
+                "begun, or name another file"
+            )
+        if entry["line"] > self._lines:
+            raise self._refused(
+                f"answers line {entry['line']}, and the prompts have {self._lines} lines: their "
+                "file was changed; name another file for the results"
+            )
 
     def _note(self, number: int, digest: str, *, failed: bool) -> None:
         missing = number + 1 - len(self._states)
@@ -130,6 +149,7 @@ def _entry(text: bytes) -> dict[str, Any] | None:
         entry = json.loads(text)
         number, digest = entry["line"], entry["digest"]
         right = 0 < number < MOST_LINES and 0 <= int(digest, 16) < 1 << 64
+        right = right and isinstance(entry["run"], str)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return entry if right and isinstance(number, int) else None

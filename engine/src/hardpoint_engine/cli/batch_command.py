@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from hardpoint.default_model import with_model
 from hardpoint.errors import HardpointError, InvalidRequestError
 
 from hardpoint_engine.batch.batch_run import BatchRun
 from hardpoint_engine.batch.prompt_file import BatchPrompt, PromptFile
 from hardpoint_engine.batch.result_file import ResultFile
+from hardpoint_engine.batch.run_identity import run_identity
 from hardpoint_engine.cli.answer_stream import answer_table, metrics_table
 from hardpoint_engine.cli.command_options import sampling_of
 from hardpoint_engine.cli.progress import Progress
@@ -38,7 +40,7 @@ def run(options: Mapping[str, Any], *, batch_file: str, output: str | None, raw:
         raise InvalidRequestError(
             "--batch-file needs --output FILE.jsonl for its results", field="output", value=None
         )
-    config = configuration(options)
+    config = with_model(configuration(options))
     sampling = sampling_of(options, seeded=config.model.seed is not None)
     conversation = conversation_options(options, raw=raw)
     log_to_standard_error(config)
@@ -47,7 +49,8 @@ def run(options: Mapping[str, Any], *, batch_file: str, output: str | None, raw:
         raise InvalidRequestError(
             f"--output {output} is the file of prompts; name another", field="output", value=output
         )
-    with ResultFile(output) as results:
+    run_of = run_identity(config, sampling, conversation)
+    with ResultFile(output, run=run_of, lines=prompts.count_lines()) as results:
         total = missing = 0
         for line in prompts:
             total += 1
