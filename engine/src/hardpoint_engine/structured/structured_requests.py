@@ -4,8 +4,9 @@ those that run. Used by the engine core, under its lock.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING
 
 from hardpoint.errors import HardpointError, InvalidRequestError
@@ -38,46 +39,59 @@ class DeferredStep:
 
 
 class StructuredRequests:
-    """Lets requests wait for their grammar, and says what may come next in their answers."""
+    """Lets requests wait for their grammar, and says what may come next in their answers.
+
+    Keeps none of those that wait for their turn, run or have ended: a step's work grows with the
+    requests in it, and with those whose grammar has become ready since the step before.
+    """
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self._preparing: list[Request] = []
-        self._begun: dict[str, Request] = {}
+        self._preparing = 0
+        self._ready: deque[Request] = deque()
+        self._used = False
 
     def __len__(self) -> int:
-        """How many wait for their grammar."""
-        return len(self._preparing)
+        """How many wait for their grammar, counted until it is there also if they have ended."""
+        return self._preparing
 
     def add(self, request: Request) -> None:
         """Let a request whose grammar is being compiled wait for it, in phase PREPARING."""
-        self._preparing.append(request)
+        self._used = True
+        self._preparing += 1
+        if request.source.grammar is not None:
+            # On the thread that compiles, or at once.
+            request.source.grammar.add_done_callback(lambda _: self._ready.append(request))
 
     def settle(self) -> None:
         """Let those whose grammar is there wait for their turn; end those that cannot have it."""
-        for request in self._preparing:
+        while self._ready:
+            request = self._ready.popleft()
+            self._preparing -= 1
             grammar = request.source.grammar
-            if request.phase is not Phase.PREPARING or grammar is None or not grammar.done():
+            if request.phase is not Phase.PREPARING or grammar is None:
                 continue
-            error = grammar.exception()
+            error = CancelledError() if grammar.cancelled() else grammar.exception()
             if error is None:
-                request.grammar = grammar.result().start()
-                self._begun[request.req_id] = request
                 self._roster.prepared(request)
             else:
                 self._roster.end(request.req_id, "error", error=_typed(error))
-        self._preparing = [each for each in self._preparing if each.phase is Phase.PREPARING]
 
     def due(self, plan: SchedulerOutput) -> dict[str, Request]:
         """Return those of a step's requests for whose next token a mask is needed: structured, and
-        with their last known token in the step. Costs nothing where there are none.
+        with their last known token in the step. Their answers begin here. Costs nothing before the
+        first structured request.
         """
+        if not self._used:
+            return {}
         due = {}
-        for req_id, request in list(self._begun.items()):
-            count = plan.num_tokens.get(req_id)
-            if request.phase is Phase.FINISHED:
-                del self._begun[req_id]
-            elif count is not None and request.num_computed + count >= len(request.tokens):
+        for req_id, request in self._roster.in_flight.get(plan.step_id, {}).items():
+            grammar = request.source.grammar
+            if grammar is None:
+                continue
+            if request.num_computed + plan.num_tokens[req_id] >= len(request.tokens):
+                if request.grammar is None:
+                    request.grammar = grammar.result().start()
                 due[req_id] = request
         return due
 
