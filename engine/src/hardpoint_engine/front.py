@@ -233,7 +233,11 @@ def in_background(source: Path | None, *, chat: bool) -> Future[Texts]:
     def read() -> None:
         try:
             tokenizer = load_tokenizer(source)
-            template = ChatTemplate(tokenizer.chat_template, tokenizer.template_values)
+            template = ChatTemplate(
+                tokenizer.chat_template,
+                tokenizer.template_values,
+                tool_source=tokenizer.tool_template,
+            )
             if chat:
                 template.start()
             future.set_result(Texts(tokenizer, template))

@@ -71,7 +71,7 @@ def write_gguf(tmp_path):
     """Write tables, changed by ``changes``, as the metadata of a GGUF file without tensors."""
     from gguf import GGUFWriter
 
-    def write(tables, template=None, **changes) -> Path:
+    def write(tables, template=None, tool_template=None, **changes) -> Path:
         path = tmp_path / "model.gguf"
         writer = GGUFWriter(path, "llama")
         for name, value in {**tables, **changes}.items():
@@ -88,6 +88,8 @@ def write_gguf(tmp_path):
                 writer.add_array(key, value)
         if template is not None:
             writer.add_string("tokenizer.chat_template", template)
+        if tool_template is not None:
+            writer.add_string("tokenizer.chat_template.tool_use", tool_template)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

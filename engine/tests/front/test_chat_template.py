@@ -66,6 +66,19 @@ def test_one_process_serves_many_renderings(template):
     assert child(one).pid == pid
 
 
+def test_tools_take_the_template_for_tools_where_there_is_one(template):
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    for one, expected in (
+        (template("plain", tool_source="{{ tools[0].function.name }}"), "look"),
+        (template("plain"), "plain"),
+        (template(None, tool_source="only"), "only"),
+    ):
+        assert one.render(HELLO, tools=tools) == expected
+        assert one.render(HELLO, tools=tools, source="own") == "own"
+    two = template("plain", tool_source="with tools")
+    assert [two.render(HELLO), two.render(HELLO, tools=None)] == ["plain", "plain"]
+
+
 def test_what_a_template_refuses_is_told(template):
     one = template("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(ChatTemplateError, match="refuses the messages: roles must alternate"):

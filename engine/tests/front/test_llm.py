@@ -381,10 +381,15 @@ def test_a_system_message_tools_and_values_reach_the_template(trained, tmp_path)
         assert streamed.prompt == "s?u!look"
         with pytest.raises(InvalidRequestError, match=r"prompt 2 of 2: .*begins with a system"):
             prompts([one, [{"role": "system", "content": "a"}, *one]], system="?")
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
         with pytest.raises(InvalidRequestError, match="'tools', which is an argument of its own"):
             prompts(one, template_values={"tools": []})
         with pytest.raises(InvalidRequestError, match="cannot be rendered"):
             prompts(one, chat_template="{{ ''.__class__.__mro__ }}{{ 1 / 0 }}")
+    with start(tokenizer=str(tmp_path)) as llm:
+        assert prompts(one) == ["u!"]
+        assert prompts(one, tools=tools) == ["with tools"]
 
 
 def test_a_template_of_one_s_own_needs_none_of_the_model(llm):

@@ -68,12 +68,24 @@ def test_code_in_a_model_folder_is_never_run(folder, tmp_path):
 def test_a_template_file_wins_over_the_settings(folder):
     (folder / "chat_template.jinja").write_text("from the file")
     assert load_tokenizer(folder).chat_template == "from the file"
+    assert load_tokenizer(folder).tool_template is None
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    assert load_tokenizer(folder).chat_template == "from the file"
+    assert load_tokenizer(folder).tool_template == "with tools"
 
 
-def test_of_several_templates_the_default_one_counts(folder):
-    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+def test_of_several_templates_the_default_one_and_that_for_tools_count(folder):
+    named = [
+        {"name": "tool_use", "template": "tools"},
+        {"name": "rag", "template": "no"},
+        {"name": ["default"], "template": "no"},
+        {"name": "default", "template": "yes"},
+        "default",
+    ]
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert load_tokenizer(folder).chat_template == "yes"
+    tokenizer = load_tokenizer(folder)
+    assert (tokenizer.chat_template, tokenizer.tool_template) == ("yes", "tools")
 
 
 def test_padding_and_truncation_saved_by_training_are_off(folder, trained):
@@ -90,10 +102,15 @@ def test_gguf_tables_give_the_same_vocabulary(write_gguf, tables, trained):
     tokenizer = load_tokenizer(write_gguf(tables, template="t"))
     for text in (*CORPUS, "the<|start|>cat <|end|>"):
         assert list(tokenizer.encode(text)) == trained.encode(text).ids, repr(text)
-    assert tokenizer.chat_template == "t"
+    assert (tokenizer.chat_template, tokenizer.tool_template) == ("t", None)
     assert tokenizer.template_values == {"bos_token": "<|start|>", "eos_token": "<|end|>"}
     assert tokenizer.decode([1, *tokenizer.encode("cat"), 0]) == "cat"
     assert tokenizer.decode([1, 0], skip_special_tokens=False) == "<|start|><|end|>"
+
+
+def test_gguf_may_have_a_template_for_tools(write_gguf, tables):
+    tokenizer = load_tokenizer(write_gguf(tables, template="t", tool_template="with tools"))
+    assert (tokenizer.chat_template, tokenizer.tool_template) == ("t", "with tools")
 
 
 def test_gguf_says_what_stands_around_a_text(write_gguf, tables):

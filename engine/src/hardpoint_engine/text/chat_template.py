@@ -40,17 +40,21 @@ class ChatTemplateError(InvalidRequestError):
 
 
 class ChatTemplate:
-    """The template of one model. Thread-safe; renderings take turns."""
+    """The template of one model, and ``tool_source``, the one that is used where tools are given,
+    if it has a further one. Thread-safe; renderings take turns.
+    """
 
     def __init__(
         self,
         source: str | None,
         values: Mapping[str, str],
         *,
+        tool_source: str | None = None,
         time_limit: float = TIME_LIMIT,
         most_characters: int = MOST_CHARACTERS,
     ) -> None:
         self._source = source
+        self._tool_source = tool_source
         self._values = dict(values)
         self._time_limit = time_limit
         self._most = most_characters
@@ -60,7 +64,7 @@ class ChatTemplate:
     def start(self) -> None:
         """Start the process without waiting for it, if the model has a template at all."""
         with self._lock:
-            if self._source is not None:
+            if self._source is not None or self._tool_source is not None:
                 self._running()
 
     def render(
@@ -76,7 +80,9 @@ class ChatTemplate:
 
         Raises ChatTemplateError.
         """
-        source = self._source if source is None else source
+        if source is None:
+            with_tools = self._tool_source if values.get("tools") else None
+            source = self._source if with_tools is None else with_tools
         if source is None:
             raise ChatTemplateError(
                 "the model has no chat template; give the text that it shall continue as it is "

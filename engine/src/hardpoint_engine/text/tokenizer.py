@@ -28,11 +28,13 @@ DUMMY = "dummy"
 class Tokenizer(ABC):
     """One vocabulary. Immutable, and safe to use from several threads at once.
 
-    ``chat_template`` is the source of the model's Jinja template, or None. ``template_values`` are
-    the strings that a template may ask for (``bos_token``, ``eos_token`` ...).
+    ``chat_template`` is the source of the model's Jinja template, or None; ``tool_template`` that
+    of the one for conversations with tools, where the model has a further one. ``template_values``
+    are the strings that a template may ask for (``bos_token``, ``eos_token`` ...).
     """
 
     chat_template: str | None = None
+    tool_template: str | None = None
     template_values: Mapping[str, str]
 
     @property

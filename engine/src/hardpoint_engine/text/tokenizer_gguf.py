@@ -69,7 +69,8 @@ class _Reader:
         self._add_ends(tokenizer, tokens, adds_bos=adds_bos)
         return Vocabulary(
             tokenizer,
-            chat_template=self._chat_template(),
+            chat_template=self._chat_template("tokenizer.chat_template"),
+            tool_template=self._chat_template("tokenizer.chat_template.tool_use"),
             template_values=self._template_values(tokens),
         )
 
@@ -220,8 +221,8 @@ class _Reader:
             raise self._wrong(key, f"is {shown(index)}, not an id below {len(tokens)}")
         return tokens[index]
 
-    def _chat_template(self) -> str | None:
-        template = self.metadata.get("tokenizer.chat_template")
+    def _chat_template(self, key: str) -> str | None:
+        template = self.metadata.get(key)
         return template if isinstance(template, str) else None
 
     def _template_values(self, tokens: Sequence[str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
-"""The tokenizer of a Hugging Face folder: ``tokenizer.json``, with ``tokenizer_config.json`` and
-``chat_template.jinja`` beside it. Nothing else of the folder is read, and no code is loaded.
+"""The tokenizer of a Hugging Face folder: ``tokenizer.json``, with ``tokenizer_config.json``,
+``chat_template.jinja`` and ``additional_chat_templates/tool_use.jinja`` beside it. Nothing else of
+the folder is read, and no code is loaded.
 """
 
 from __future__ import annotations
@@ -44,8 +45,12 @@ def read_json_tokenizer(source: Path) -> Vocabulary:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     settings = _settings(folder)
+    default, with_tools = _templates(folder, settings)
     return Vocabulary(
-        tokenizer, chat_template=_template(folder, settings), template_values=_values(settings)
+        tokenizer,
+        chat_template=default,
+        tool_template=with_tools,
+        template_values=_values(settings),
     )
 
 
@@ -104,17 +109,24 @@ def _settings(folder: Path) -> Mapping[str, Any]:
     return settings
 
 
-def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """Return ``chat_template.jinja``, else the settings' template (of several, the default one)."""
+def _templates(folder: Path, settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the template, and the one for conversations with tools, where that is another.
+
+    Those of files, if there is a ``chat_template.jinja``, else those of the settings.
+    """
     if (own := _optional(folder, "chat_template.jinja")) is not None:
-        return own
+        return own, _optional(folder, "additional_chat_templates/tool_use.jinja")
     given = settings.get("chat_template")
-    if isinstance(given, list):
-        named = {
-            entry.get("name"): entry.get("template") for entry in given if isinstance(entry, dict)
-        }
-        given = named.get("default")
-    return given if isinstance(given, str) else None
+    if not isinstance(given, list):
+        return (given if isinstance(given, str) else None), None
+    named = {
+        entry["name"]: entry["template"]
+        for entry in given
+        if isinstance(entry, dict)
+        and isinstance(entry.get("name"), str)
+        and isinstance(entry.get("template"), str)
+    }
+    return named.get("default"), named.get("tool_use")
 
 
 def _values(settings: Mapping[str, Any]) -> dict[str, str]:

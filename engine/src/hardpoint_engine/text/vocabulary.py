@@ -32,17 +32,19 @@ def checked(what: str, work: Callable[[], Built]) -> Built:
 
 
 class Vocabulary(Tokenizer):
-    """``tokenizer`` with the text around it: the chat template and the values it may ask for."""
+    """``tokenizer`` with the text around it: the chat templates and the values it may ask for."""
 
     def __init__(
         self,
         tokenizer: tokenizers.Tokenizer,
         *,
         chat_template: str | None = None,
+        tool_template: str | None = None,
         template_values: Mapping[str, str] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self.chat_template = chat_template
+        self.tool_template = tool_template
         self.template_values = dict(template_values or {})
         self._special = frozenset(
             token_id
