@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -70,6 +71,13 @@ def step(worker, blocks):
     return worker.execute_model(plan)
 
 
+def own_memory() -> int:
+    """Return the bytes that are no file's: those the system may take back at any moment."""
+    status = Path("/proc/self/status").read_text()
+    kilobytes = re.findall(r"^Rss(?:Anon|Shmem):\s*(\d+) kB$", status, re.MULTILINE)
+    return sum(map(int, kilobytes)) << 10
+
+
 def memory() -> dict[str, int]:
     from hardpoint_cpu.memory import host_memory, resident, resident_peak
 
@@ -79,13 +87,13 @@ def memory() -> dict[str, int]:
     worker = start(memory_utilization=share, block_size=16)
     worker.load_model()
     available = worker.determine_available_memory()
-    before = resident()
+    before = own_memory()
     allocate(worker, available)
-    untouched = resident() - before
+    untouched = own_memory() - before
     for cache in worker.get_model_runner().kv_cache.layers.values():
         cache.key.fill_(1.0)
         cache.value.fill_(1.0)
-    touched = resident() - before
+    touched = own_memory() - before
     worker.compile_or_warm_up_model()
     step(worker, tuple(range(1, 33)))
     return {

@@ -42,7 +42,14 @@ def test_the_device_finds_out_what_is_wrong_and_lets_pass_what_is_right():
     assert re.search(r"^3\d passed", told, re.MULTILINE), told
 
 
-@pytest.mark.parametrize("name", FILES)
+LONG = {"test_runner_architectures.py"}
+"""Files that take minutes on this device; another model is little news to it."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in FILES],
+)
 def test_the_runner_suite(name):
     told = run_ordered(RUNNER / name)
     assert " passed" in told

@@ -94,7 +94,9 @@ def test_one_that_stands_by_takes_over_from_a_caller_that_leaves(group, tmp_path
         answers.append(group.call("gate", tmp_path / "in2", tmp_path / "open2"))
         finished.set()
 
-    group.call("echo", 1, non_block=True).add_done_callback(then)
+    first = group.call("gate", tmp_path / "in0", tmp_path / "open0", non_block=True)
+    first.add_done_callback(then)
+    (tmp_path / "open0").touch()
     assert begun.wait(PATIENCE)
     caller = threading.Thread(
         target=group.call, args=("gate", tmp_path / "in1", tmp_path / "open1")
