@@ -9,6 +9,7 @@ from attrs import evolve
 from attrs.exceptions import FrozenInstanceError
 from hardpoint.messages import (
     CachedRequestData,
+    Logprobs,
     MessageError,
     ModelRunnerOutput,
     NewRequestData,
@@ -111,3 +112,23 @@ def test_messages_are_frozen_and_travel_whole():
     output = ModelRunnerOutput(step_id=1, req_ids=("n",), tokens=((3,),))
     for message in (plan, output):
         assert pickle.loads(pickle.dumps(message, protocol=5)) == message
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_best": 2},
+        {"num_best": -1},
+        {"values": ((-1.0,),)},
+        {"ranks": (1, 2)},
+        {"ids": ((5, 6), (7,)), "values": ((-1.0, -2.0), (-1.0,)), "ranks": (1, 1)},
+    ],
+)
+def test_rows_of_log_probabilities_must_hold_what_they_say(wrong):
+    good = {"ids": ((5, 6),), "values": ((-1.0, -2.0),), "ranks": (1,), "num_best": 1}
+    assert Logprobs(**good).num_best == 1
+    assert Logprobs(ids=(), values=(), ranks=(), num_best=3).ids == ()
+    with pytest.raises(MessageError, match=r"^log-probabilities: "):
+        Logprobs(**good | wrong)
+    with pytest.raises(TypeError):
+        Logprobs(**{name: value for name, value in good.items() if name != "num_best"})

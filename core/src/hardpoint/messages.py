@@ -157,16 +157,32 @@ class SchedulerOutput:
 
 @frozen(kw_only=True)
 class Logprobs:
-    """Log-probabilities of m generated (or prompt) tokens, row by row.
+    """Log-probabilities of m generated (or prompt) tokens, row by row: row j is of token j.
 
-    ``ids[j]`` and ``values[j]`` are of equal length: first the sampled (or actual) token, then
-    those asked for, best first. ``ranks[j]`` is the 1-based rank of the first token: how many
-    logprobs are >= its own.
+    The columns of a row, in ``ids[j]`` and ``values[j]`` alike: column 0 is the sampled (or actual)
+    token. Columns 1 to ``num_best`` are the best of the whole vocabulary, best first, of equals the
+    lowest id first: as many as the request's ``logprobs`` (or ``prompt_logprobs``) asks for, and
+    column 0's token again where it is one of them. The rest are those of ``logprob_token_ids`` that
+    are not among the best, best first, each once.
+
+    ``ranks[j]`` is the rank of column 0: how many logprobs of the vocabulary are >= its own. The
+    driver takes the column of a best one for its rank; a listed one has none.
     """
 
     ids: tuple[tuple[int, ...], ...]
     values: tuple[tuple[float, ...], ...]
     ranks: tuple[int, ...]
+    num_best: int
+
+    def __attrs_post_init__(self) -> None:
+        widths = [*map(len, self.ids)]
+        if widths != [*map(len, self.values)] or len(widths) != len(self.ranks):
+            raise MessageError("log-probabilities: ids, values and ranks are not of equal length")
+        if not 0 <= self.num_best < min(widths, default=self.num_best + 1):
+            raise MessageError(
+                f"log-probabilities: num_best = {self.num_best} best ones and the token itself do "
+                f"not fit a row of {min(widths, default=0)} columns"
+            )
 
 
 @frozen(kw_only=True)

@@ -51,8 +51,7 @@ class Completion:
         for index, token in enumerate(output.new_tokens):
             self.token_ids.append(token)
             if self.logprobs is not None and output.logprobs is not None:
-                best = self._sampling.logprobs or 0
-                self.logprobs.append(token_logprobs(output.logprobs, index, best, self._tokenizer))
+                self.logprobs.append(token_logprobs(output.logprobs, index, self._tokenizer))
             ends = index == last and output.finish_reason == "stop" and not output.ends_in_text
             if (not ends or self._sampling.include_stop) and self._add_text(token):
                 return True
@@ -120,7 +119,6 @@ class Generation:
         self.error: BaseException | None = None
         self.pooled: tuple[float, ...] | None = None
         self.changed = False
-        self._prompt_best = sampling.prompt_logprobs or 0
         self._tokenizer = tokenizer
         self._open = len(self.completions)
         self._lock = threading.RLock()
@@ -136,8 +134,7 @@ class Generation:
             if output.prompt_logprobs is not None and self.prompt_logprobs is None:
                 rows = output.prompt_logprobs
                 scores = [
-                    token_logprobs(rows, row, self._prompt_best, self._tokenizer)
-                    for row in range(len(rows.ids))
+                    token_logprobs(rows, row, self._tokenizer) for row in range(len(rows.ids))
                 ]
                 self.prompt_logprobs = [None, *scores]
             self.metrics = output.metrics or self.metrics
@@ -182,14 +179,14 @@ class Generation:
             return now
 
 
-def token_logprobs(rows: Logprobs, row: int, best: int, tokenizer: Tokenizer) -> TokenLogprobs:
-    """Return row ``row`` by token id. The first token's rank is given; then come the ``best`` ones
-    (-1: all), best first, and those that were listed, whose rank nobody counted.
+def token_logprobs(rows: Logprobs, row: int, tokenizer: Tokenizer) -> TokenLogprobs:
+    """Return row ``row`` by token id. The first token's rank is given, the best ones' are their
+    columns, and those of the listed ones nobody counted.
     """
     scores: TokenLogprobs = {}
     for column, (token, value) in enumerate(zip(rows.ids[row], rows.values[row], strict=True)):
         if token not in scores:  # the first token may come again among the best
-            counted = best < 0 or column <= best
+            counted = column <= rows.num_best
             scores[token] = Logprob(
                 logprob=value,
                 rank=(column or rows.ranks[row]) if counted else None,

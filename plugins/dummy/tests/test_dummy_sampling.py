@@ -119,6 +119,19 @@ def test_logprobs_have_the_chosen_token_first_then_the_best(driver):
     assert rows.values[0][0] == pytest.approx(-norm)
 
 
+def test_listed_ids_come_after_the_best_each_once(driver):
+    token = driver.start("plain", PROMPT).tokens[0][0]
+    best = (token, (token + 1) % 256)
+    farther = ((token + 4) % 256, (token + 9) % 256)
+    sampling = SamplingParams(
+        temperature=0, seed=1, logprobs=2, logprob_token_ids=(*farther[::-1], best[1], farther[0])
+    )
+    rows = driver.start("a", PROMPT, sampling=sampling).logprobs["a"]
+    assert rows.ids == ((token, *best, *farther),)
+    assert (rows.num_best, rows.ranks) == (2, (1,))
+    assert list(rows.values[0][1:]) == sorted(rows.values[0][1:], reverse=True)
+
+
 def test_prompt_logprobs_come_with_the_prompts_last_chunk(driver):
     sampling = SamplingParams(temperature=0, seed=1, prompt_logprobs=1)
     first = driver.start("a", PROMPT, count=3, sampling=sampling)

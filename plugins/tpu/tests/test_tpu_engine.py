@@ -67,6 +67,46 @@ def test_answers_are_those_of_the_cpu_platform(engine, expected):
     assert [ours[index] == expected[index] for index in (0, 1, 3)] == [True] * 3
 
 
+@pytest.mark.parametrize("platform", ["tpu", "cpu", "dummy"])
+def test_scores_mean_the_same_on_every_platform(start, platform):
+    """Token, then the best ones, whose ranks are 1 and 2, then the listed others, which have none;
+    the token's own rank counts its equals.
+    """
+    more = {"temperature": 2, "seed": 3, "max_tokens": 4, "ignore_eos": True}
+    listed = [3, 200, 100, 3]
+    asks = [
+        SamplingParams(logprobs=-1, **more),
+        SamplingParams(logprobs=2, logprob_token_ids=listed, **more),
+        SamplingParams(logprob_token_ids=listed, **more),
+    ]
+    common = {"load_format": "dummy", "executor": "uni", "seed": 3, "max_model_len": 128}
+    started = (
+        start(max_logprobs=-1)
+        if platform == "tpu"
+        else LLM(platform=platform, max_logprobs=-1, **common)
+    )
+    with started as llm:
+        whole, both, only = [result.outputs[0] for result in llm.generate(["one"] * 3, asks)]
+    assert whole.token_ids == both.token_ids == only.token_ids
+    for place, token in enumerate(whole.token_ids):
+        full = {each: score.logprob for each, score in whole.logprobs[place].items()}
+        order = sorted(full, key=lambda each: (-full[each], each))
+        own = sum(value >= full[token] for value in full.values())
+        others = [each for each in order if each in listed]
+        expected = {token: own} | {each: order.index(each) + 1 for each in order[:2]}
+        expected[token] = own
+        expected |= {each: None for each in others if each not in expected}
+        got = both.logprobs[place]
+        assert {each: score.rank for each, score in got.items()} == expected
+        assert list(got) == list(expected)
+        expected = {token: own} | {each: None for each in others if each != token}
+        assert [(each, score.rank) for each, score in only.logprobs[place].items()] == [
+            *expected.items()
+        ]
+        for each, score in got.items():
+            assert score.logprob == pytest.approx(full[each], abs=1e-5)
+
+
 def test_bad_words_and_the_least_length_hold(engine):
     plain = engine.generate(["ab"], SamplingParams(temperature=0, max_tokens=8))[0].outputs[0]
     word = plain.text[0]

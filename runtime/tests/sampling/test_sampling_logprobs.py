@@ -36,7 +36,9 @@ def test_two_requests_with_different_asks_get_what_they_asked(sample):
     assert sampled.logprobs[2].ids[0][1:] == tuple(best[2, :3].tolist())
     assert set(sampled.logprobs[3].ids[0][1:]) == {7, 29}
     assert set(sampled.logprobs[4].ids[0][1:]) == {7, 29, *best[4, :2].tolist()}
+    assert sampled.logprobs[4].ids[0][1:3] == tuple(best[4, :2].tolist())
     assert sampled.logprobs[5].ids[0][1:] == tuple(best[5].tolist())
+    assert [found.num_best for found in sampled.logprobs.values()] == [0, 3, 0, 2, 30]
 
 
 def test_equals_do_not_depend_on_what_a_neighbour_asks(sample):

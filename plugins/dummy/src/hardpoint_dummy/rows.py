@@ -13,8 +13,6 @@ from hardpoint_dummy.sampling import Context, choose, gather_rows, logprob_row
 if TYPE_CHECKING:
     from hardpoint_dummy.model_runner import DummyModelRunner
 
-Row = tuple[tuple[int, ...], tuple[float, ...], int]
-
 
 class RowSampler:
     """Samples the requests of one step and gathers what goes into its output beside the tokens."""
@@ -47,7 +45,7 @@ class RowSampler:
         drafts = self._step.drafts.get(state.req_id, ())
         masks = self._masks.get(state.req_id, ())
         chosen: list[int] = []
-        rows: list[Row] = []
+        rows: list[Logprobs] = []
         for index in range(len(drafts) + 1):
             reading = self._read(state, len(state.tokens))
             mask = masks[index] if index < len(masks) else None
@@ -75,12 +73,12 @@ class RowSampler:
         )
         return choose(self._model, reading, state.sampling, context)
 
-    def _score(self, state: RequestState, reading: int, token: int) -> list[Row]:
+    def _score(self, state: RequestState, reading: int, token: int) -> list[Logprobs]:
         params = state.sampling
         if params.logprobs is None and params.logprob_token_ids is None:
             return []
         logits = self._model.logits(reading)
-        return [logprob_row(logits, token, params.logprobs or 0, params.logprob_token_ids)]
+        return [logprob_row(logits, token, params.logprobs or 0, params.logprob_token_ids or ())]
 
     def _score_prompt(self, state: RequestState) -> None:
         count = state.sampling.prompt_logprobs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from attrs import frozen
 from hardpoint.messages import Logprobs
@@ -48,29 +48,29 @@ def choose(model: FakeModel, state: int, params: SamplingParams, context: Contex
 
 
 def logprob_row(
-    logits: Sequence[float], token: int, count: int, also: Sequence[int] | None = None
-) -> tuple[tuple[int, ...], tuple[float, ...], int]:
-    """Return (ids, logprobs, rank) of ``token`` and of the ``count`` best (-1: all), or of the ids
-    in ``also``.
-    """
+    logits: Sequence[float], token: int, count: int, listed: Collection[int] = ()
+) -> Logprobs:
+    """Return a row of ``token``, the ``count`` best (-1: all), and the ids in ``listed``."""
     peak = max(logits)
     norm = peak + math.log(sum(math.exp(x - peak) for x in logits))
-    if also is not None:
-        others = list(also)
-    else:
-        order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
-        others = order if count < 0 else order[:count]
-    ids = (token, *others)
-    rank = sum(1 for x in logits if x >= logits[token])
-    return ids, tuple(logits[i] - norm for i in ids), rank
-
-
-def gather_rows(rows: Sequence[tuple[tuple[int, ...], tuple[float, ...], int]]) -> Logprobs:
-    """Return rows of :func:`logprob_row` as a message."""
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    num_best = len(order) if count < 0 else min(count, len(order))
+    ids = (token, *order[:num_best], *(i for i in order[num_best:] if i in listed))
     return Logprobs(
-        ids=tuple(row[0] for row in rows),
-        values=tuple(row[1] for row in rows),
-        ranks=tuple(row[2] for row in rows),
+        ids=(ids,),
+        values=(tuple(logits[i] - norm for i in ids),),
+        ranks=(sum(1 for x in logits if x >= logits[token]),),
+        num_best=num_best,
+    )
+
+
+def gather_rows(rows: Sequence[Logprobs]) -> Logprobs:
+    """Return rows of :func:`logprob_row`, all of one request, as one message."""
+    return Logprobs(
+        ids=tuple(row.ids[0] for row in rows),
+        values=tuple(row.values[0] for row in rows),
+        ranks=tuple(row.ranks[0] for row in rows),
+        num_best=rows[0].num_best if rows else 0,
     )
 
 

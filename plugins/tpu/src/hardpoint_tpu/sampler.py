@@ -64,8 +64,8 @@ class Sampler:
     def _logprobs(
         self, logits: jax.Array, tokens: jax.Array, asks: Mapping[int, SamplingParams]
     ) -> dict[int, Logprobs]:
-        """Return a row of log-probabilities for each ask, of the logits before any edit: first the
-        sampled token's, then the best and the listed ones together, best first, each once.
+        """Return a row of log-probabilities for each ask, of the logits before any edit, its
+        columns in the order of ``Logprobs``.
         """
         stages, rows = self.programs.stages, logits.shape[0]
         found = [np.asarray(each) for each in stages["gather"](rows, logits, tokens)]
@@ -84,12 +84,13 @@ class Sampler:
             listed = dict.fromkeys(sampling.logprob_token_ids or ())
             if listed and everything is not None:
                 there = {pair[0] for pair in pairs}
-                pairs += [(i, float(everything[row, i])) for i in listed if i not in there]
-                pairs.sort(key=lambda pair: (-pair[1], pair[0]))
+                missing = [(i, float(everything[row, i])) for i in listed if i not in there]
+                pairs += sorted(missing, key=lambda pair: (-pair[1], pair[0]))
             results[row] = Logprobs(
                 ids=((int(chosen[row]), *(pair[0] for pair in pairs)),),
                 values=((float(own[row]), *(pair[1] for pair in pairs)),),
                 ranks=(int(ranks[row]),),
+                num_best=count,
             )
         return results
 

@@ -41,8 +41,7 @@ def gather_logprobs(
     asks: Sequence[LogprobAsk],
     to_host: Callable[[Tensor], Tensor],
 ) -> list[Logprobs]:
-    """Return one row of log-probabilities for each ask: first the sampled token's, then the best
-    and the listed ones together, best first, each once.
+    """Return one row of log-probabilities for each ask, its columns in the order of ``Logprobs``.
 
     ``logits`` [n, V] are raw, ``sampled`` int64 [n]. The rank of the sampled token is how many
     log-probabilities are not below its own, 1 for the best. In a row that is not a number all
@@ -66,15 +65,16 @@ def gather_logprobs(
         pairs = list(zip(best[1][index], best[0][index], strict=True))[: wish.count]
         if wish.ids:
             listed = to_host(values[index])
-            missing = [id_ for id_ in wish.ids if id_ not in {pair[0] for pair in pairs}]
-            pairs += [(id_, float(listed[id_])) for id_ in missing]
-            pairs.sort(key=lambda pair: (-pair[1], pair[0]))
+            there = {pair[0] for pair in pairs}
+            missing = [(id_, float(listed[id_])) for id_ in wish.ids if id_ not in there]
+            pairs += sorted(missing, key=lambda pair: (-pair[1], pair[0]))
         token, value, rank = heads[index]
         results.append(
             Logprobs(
                 ids=((token, *(pair[0] for pair in pairs)),),
                 values=((value, *(pair[1] for pair in pairs)),),
                 ranks=(rank,),
+                num_best=wish.count,
             )
         )
     return results

@@ -138,6 +138,7 @@ class PromptLogprobs:
                 ids=tuple(row.ids[0] for row in rows),
                 values=tuple(row.values[0] for row in rows),
                 ranks=tuple(row.ranks[0] for row in rows),
+                num_best=rows[0].num_best if rows else 0,
             )
         return taken
 
