@@ -162,6 +162,76 @@ def test_the_process_knows_no_secrets_and_ends_with_its_driver(monkeypatch, temp
     assert process.wait(10) == 0
 
 
+def test_the_process_can_open_nothing_and_start_nothing(template):
+    one = template("{{ messages[0].content }}")
+    one.render(HELLO)
+    limits = Path(f"/proc/{child(one).pid}/limits").read_text()
+
+    def limit(name: str) -> list[str]:
+        return re.search(rf"^{name} +(\S+) +(\S+)", limits, re.MULTILINE).groups()
+
+    assert limit("Max open files") == ("3", "3")
+    assert limit("Max processes") == ("0", "0")
+    assert 1 <= int(limit("Max cpu time")[0]) <= 15  # twice 5 s, and what its start took
+    assert limit("Max file size") == limit("Max core file size") == ("0", "0")
+
+
+def outside(program: str) -> subprocess.CompletedProcess:
+    """Run Python in a process that is confined as that of a template, and outside the sandbox."""
+    start = f"""
+import os, signal, socket, sys
+sys.path.insert(0, {str(Path(template_process.__file__).parent)!r})
+import template_process
+template_process.confine()
+"""
+    command = [sys.executable, "-I", "-c", start + program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    "program", ["open('/etc/passwd')", "socket.socket()", "os.pipe()", "os.listdir('/')"]
+)
+def test_whoever_leaves_the_sandbox_opens_nothing(program):
+    done = outside(program)
+    assert done.returncode == 1
+    assert "Too many open files" in done.stderr
+
+
+def test_whoever_leaves_the_sandbox_starts_nothing():
+    """But root does, so it is somebody else here."""
+    program = "if os.geteuid() == 0: os.setuid(65534)\nos.fork()"
+    assert "BlockingIOError" in outside(program).stderr
+
+
+def test_whoever_leaves_the_sandbox_works_no_longer():
+    done = outside("template_process.allow_work(0.2)\nwhile True: pass")
+    assert done.returncode == -signal.SIGXCPU
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ strftime_now('%c %Z') | length > 5 }}", "True"),
+        (r"{{ '\N{BULLET}' }}{{ {'b': [1]} | pprint }}", "•{'b': [1]}"),
+        ("{{ [1] | random }}{{ lipsum(1, max=30) | length > 9 }}", "1True"),
+        ("{{ 'http://a.com' | urlize }}{{ 'a b' | wordwrap(1) }}", "</a>a\nb"),
+        ("{{ nothing.at.all }}", "UndefinedError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ 'a' + 1 }}", "TypeError"),
+        ("{{ 'x' * 3 | nofilter }}", "nofilter"),
+        ("{% block a %}{{ super() }}{% endblock %}", "no parent block"),
+    ],
+)
+def test_what_is_first_needed_by_a_template_is_there(template, source, words):
+    """Nothing can be imported or read any more when a template asks for it."""
+    try:
+        text = template(source).render(HELLO)
+    except ChatTemplateError as error:
+        text = str(error)
+    assert words in text
+    assert "open files" not in text
+
+
 def test_a_busy_process_ends_by_itself_when_nobody_kills_it():
     """Its driver may be gone: an alarm without a handler ends native code, too."""
     order = {"source": "{{ 9 ** (9 ** 9) }}", "values": {}, "most_characters": 10}

@@ -2,13 +2,18 @@
 :mod:`hardpoint_engine.text.chat_template`; it imports the standard library and jinja2 only.
 
 A template comes from a model's files, so it is hostile until proven otherwise. The sandbox bounds
-what it can reach, not how much it works; so this process has little memory, no environment, no
-files, and is killed when it takes too long. Lines of JSON come in and go out, one answer each.
+what it can reach, not how much it works; so this process has little memory, no secrets in its
+environment, opens no file or socket, starts no process (root may), and is killed when it takes too
+long. Lines of JSON come in and go out, one answer each.
+
+What a template could still do if it left the sandbox: whatever needs nothing opened, as the same
+user. Signals to that user's processes, for one.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import resource
 import signal
 import sys
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
 LEAST_JINJA = (3, 1, 6)
 """Earlier sandboxes can be left through ``|attr`` (CVE-2025-27516)."""
 MOST_MEMORY_BYTES = 512 << 20
+STANDARD_FILES = 3
+"""Standard input, output and error: no file, socket or pipe can be opened beside them."""
 
 
 class RefusedByTemplateError(Exception):
@@ -103,24 +110,59 @@ def answer(made: jinja2.Environment, line: bytes) -> dict[str, str]:
         return {"error": f"{type(error).__name__}: {error}"[:2000]}
 
 
+def warm_up(made: jinja2.Environment) -> None:
+    """Have read what Python and jinja2 read when it is first needed: later nothing can be."""
+    import textwrap  # noqa: F401 - as the next one: imported by code that templates call
+    import unicodedata  # noqa: F401
+
+    import jinja2.constants
+    import jinja2.debug  # noqa: F401
+
+    now("%c")  # the time zone's file
+    for source in (r"{{ '\N{DASH}' | pprint }}{{ lipsum(1) }}", "{{ 1 / 0 }}", "{% if %}"):
+        order: dict[str, Any] = {"source": source, "values": {}, "most_characters": 1 << 20}
+        answer(made, json.dumps(order).encode())
+
+
+def confine() -> None:
+    """Take from this process, for good, what no rendering needs."""
+    for kind, most in (
+        (resource.RLIMIT_AS, MOST_MEMORY_BYTES),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, STANDARD_FILES),
+        (resource.RLIMIT_NPROC, 0),
+    ):
+        resource.setrlimit(kind, (most, most))
+
+
+def allow_work(seconds: float) -> None:
+    """Let the kernel end this process after ``seconds`` more of processor time, rounded up. Its
+    limit counts the whole life, so it is moved on for each order.
+    """
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = math.ceil(used.ru_utime + used.ru_stime + seconds)
+    if hard != resource.RLIM_INFINITY:
+        soft = min(soft, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
 def main() -> None:
     """Serve orders until standard input ends. argv: seconds for one order, then import paths."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver alone decides what Ctrl-C ends
     seconds = float(sys.argv[1])
     sys.path += sys.argv[2:]
     made = environment()
-    for kind, most in (
-        (resource.RLIMIT_AS, MOST_MEMORY_BYTES),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(kind, (most, most))
+    warm_up(made)
+    confine()
     out = sys.stdout.buffer
     out.write(b"{}\n")
     out.flush()
     while line := sys.stdin.buffer.readline():
         # The driver kills sooner; this ends the work of one whose driver is gone.
         signal.setitimer(signal.ITIMER_REAL, 2 * seconds)
+        allow_work(2 * seconds)
         result = answer(made, line)
         signal.setitimer(signal.ITIMER_REAL, 0)
         out.write(json.dumps(result).encode() + b"\n")
