@@ -92,3 +92,14 @@ def test_wrong_options_are_refused_before_anything_starts(arguments, words, caps
     out, errors = capsys.readouterr()
     assert words in errors
     assert "on platform" not in out + errors
+
+
+def test_help_promises_peers_only_where_there_are_any(capsys):
+    told = {}
+    for name in ((), ("rpc",), ("latency",), ("throughput",)):
+        with pytest.raises(SystemExit):
+            main(["bench", *name, "--help"])
+        told[name] = " ".join(capsys.readouterr().out.split())
+    assert "rpc beside its peers, latency and throughput by itself" in told[()]
+    assert "Ray actors" in told[("rpc",)]
+    assert "peers" not in told[("latency",)] + told[("throughput",)]

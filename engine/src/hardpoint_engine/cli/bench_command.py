@@ -12,17 +12,19 @@ from hardpoint_engine.cli.interruption import interruptible
 
 
 @click.group(
-    short_help="Measure what Hardpoint costs, beside its peers.",
+    short_help="Measure what Hardpoint costs.",
     context_settings={"max_content_width": 100},
 )
 def bench() -> None:
-    """Measure what Hardpoint costs, beside its peers, all in one run.
+    """Measure what Hardpoint costs: rpc beside its peers, latency and throughput by itself.
 
     Machines drift: trust ratios within a run, not figures of two.
     """
 
 
-@bench.command(short_help="Calls of all workers.", context_settings={"max_content_width": 100})
+@bench.command(
+    short_help="Calls of all workers, beside peers.", context_settings={"max_content_width": 100}
+)
 @click.option("--quick", is_flag=True, help="few calls, one and two workers: does it all work?")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON document")
 @click.option("--plot", metavar="FILE.png", help="draw the medians, too (needs matplotlib)")
@@ -99,7 +101,9 @@ def _counts(
     return numbers
 
 
-@bench.command(short_help="Seconds of a batch.", context_settings={"max_content_width": 100})
+@bench.command(
+    short_help="Seconds of a batch of this engine.", context_settings={"max_content_width": 100}
+)
 @serving_options
 @configuration_options
 def latency(**options: Any) -> None:
@@ -110,7 +114,9 @@ def latency(**options: Any) -> None:
     _measure("latency", options)
 
 
-@bench.command(short_help="Tokens a second.", context_settings={"max_content_width": 100})
+@bench.command(
+    short_help="Tokens a second of this engine.", context_settings={"max_content_width": 100}
+)
 @serving_options
 @configuration_options
 def throughput(**options: Any) -> None:
