@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hardpoint.errors import InvalidRequestError
+from hardpoint.errors import CallTimeoutError, InvalidRequestError
 from hardpoint_engine import LLM, SamplingParams
 from hardpoint_engine.cli.tracing import tracing
+from hardpoint_engine.timeline import extension, timeline
 from hardpoint_engine.timeline.timeline import DRIVER, FIRST_RANK, REQUESTS, Timeline
 
 HARDPOINT = str(Path(sys.executable).with_name("hardpoint"))
@@ -32,6 +34,8 @@ def read(path: Path) -> tuple[dict, dict]:
             else:
                 assert event["name"] == "thread_name"
                 threads.add((event["pid"], event["tid"]))
+            continue
+        if event["ph"] == "i":
             continue
         assert event["ph"] == "X"
         assert event["dur"] >= 0
@@ -133,8 +137,8 @@ def test_phases_of_a_worker_lie_within_its_step(tmp_path):
     class Core:
         executor = None
 
-        def collective_rpc(self, method, timeout):
-            return [[(1, 1.0, 2.0, (0.25, 0.5, 0.5)), (2, 1.5, 3.0, None)], []]
+        def collective_rpc(self, method, args, timeout):
+            return [(0, [(1, 1.0, 2.0, (0.25, 0.5, 0.5)), (2, 1.5, 3.0, None)]), (0, [])]
 
     core = Core()
     core.executor = core
@@ -146,6 +150,79 @@ def test_phases_of_a_worker_lie_within_its_step(tmp_path):
     first, second = spans[FIRST_RANK][0], spans[FIRST_RANK][1]
     assert children(first[0], {0: first}) == ["prepare", "forward", "sample"]
     assert [event["name"] for event in second] == ["step 2"]
+
+
+def missing(path: Path) -> list[tuple[int, str]]:
+    """What a trace says that it lacks, with the processes."""
+    events = json.loads(path.read_text())["traceEvents"]
+    return [(event["pid"], event["name"]) for event in events if event["ph"] == "i"]
+
+
+def test_a_long_run_s_trace_says_what_it_lacks(tmp_path, monkeypatch, caplog):
+    path = tmp_path / "trace.json"
+    monkeypatch.setattr(extension, "MOST", 3)
+    with tracing(str(path)) as watch, LLM(**KEYS) as llm, watch(llm.core):
+        llm.generate("one", SHORT)
+    _, spans = read(path)
+    seen = [e["name"] for e in all_of(spans[FIRST_RANK]) if e["name"].startswith("step ")]
+    assert seen == ["step 3", "step 4", "step 5"]
+    assert missing(path) == [(FIRST_RANK, "the first 2 steps of rank 0 are missing")]
+    (record,) = [record for record in caplog.records if "incomplete" in record.message]
+    assert record.levelno == logging.WARNING
+    assert record.message.endswith("the first 2 steps of rank 0 are missing")
+
+
+def test_spans_come_in_portions(tmp_path, monkeypatch):
+    path, sizes = tmp_path / "trace.json", []
+    take = extension.take_spans
+
+    def counted(worker, most):
+        dropped, spans = take(worker, most)
+        sizes.append(len(spans))
+        return dropped, spans
+
+    monkeypatch.setattr(extension, "take_spans", counted)
+    monkeypatch.setattr(timeline, "PORTION", 2)
+    with tracing(str(path)) as watch, LLM(**KEYS) as llm, watch(llm.core):
+        llm.generate("one", SHORT)
+    assert sizes == [2, 2, 1]
+    _, spans = read(path)
+    assert len([e for e in all_of(spans[FIRST_RANK]) if e["name"].startswith("step ")]) == 5
+    assert missing(path) == []
+
+
+def test_workers_that_do_not_answer_are_said_to_be_missing(tmp_path, caplog):
+    class Core:
+        executor = None
+
+        def collective_rpc(self, method, args, timeout):
+            raise CallTimeoutError("nobody answered")
+
+    core = Core()
+    core.executor = core
+    path = tmp_path / "trace.json"
+    picture = Timeline(str(path))
+    picture.collect(core)
+    picture.close()
+    ((process, what),) = missing(path)
+    assert process == DRIVER
+    assert "CallTimeoutError: nobody answered" in what
+    assert what in caplog.text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("steps", [2, 100], ids=["found at the end", "found in a step"])
+def test_a_full_disk_ends_the_trace_and_nothing_else(caplog, steps):
+    params = SamplingParams(temperature=0, max_tokens=steps)
+    with LLM(**KEYS) as llm:
+        expected = llm.generate("one", params)[0].outputs[0].token_ids
+    with tracing("/dev/full") as watch, LLM(**KEYS) as llm, watch(llm.core):
+        for _ in range(2):
+            assert llm.generate("one", params)[0].outputs[0].token_ids == expected
+        assert llm.metrics.finished == {"length": 2}
+    (record,) = [record for record in caplog.records if "/dev/full" in record.message]
+    assert record.levelno == logging.ERROR
+    assert "No space left" in record.message
 
 
 def test_nobody_listens_when_no_trace_is_asked_for(tmp_path):

@@ -20,13 +20,14 @@ MODULE = "hardpoint_engine.timeline.extension"
 SPANS = "timeline_spans"
 """The worker method that gives the spans."""
 MOST = 1 << 20
-"""Spans kept; the oldest go first."""
+"""Spans kept of each rank; the oldest go first, and are counted."""
 
 Span = tuple[int, float, float, tuple[float, float, float] | None]
 """Step id, begin and end in monotonic s, and the seconds of prepare, forward and sample."""
 
 _began: dict[tuple[int, int], float] = {}
 _spans: dict[int, deque[Span]] = {}
+_dropped: dict[int, int] = {}
 
 
 @hookimpl
@@ -61,9 +62,17 @@ def hardpoint_step_finished(
     timings = None if output is None else output.timings
     phases = None if timings is None else (timings.prepare, timings.forward, timings.sample)
     spans = _spans.setdefault(rank, deque(maxlen=MOST))
+    if len(spans) == spans.maxlen:
+        _dropped[rank] = _dropped.get(rank, 0) + 1
     spans.append((scheduler_output.step_id, began, time.monotonic(), phases))
 
 
-def take_spans(worker: Any) -> list[Span]:
-    """Return, once, the spans of this rank."""
-    return list(_spans.pop(worker.rank, ()))
+def take_spans(worker: Any, most: int) -> tuple[int, list[Span]]:
+    """Return, once, how many spans of this rank are gone, and then the oldest others, up to
+    ``most``. Fewer: there are no more.
+    """
+    spans = _spans.get(worker.rank, deque())
+    taken = [spans.popleft() for _ in range(min(most, len(spans)))]
+    if not spans:
+        _spans.pop(worker.rank, None)
+    return _dropped.pop(worker.rank, 0), taken

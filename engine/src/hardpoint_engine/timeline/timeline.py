@@ -1,13 +1,17 @@
 """Writes what an engine does as a trace in the Chrome trace format, which Perfetto opens, too.
 
 Driver side. Events are written as they happen; memory holds the steps in flight. Times are in
-microseconds of the host's monotonic clock.
+microseconds of the host's monotonic clock. What is missing is said in the trace and in the log; a
+file that cannot be written any more ends the trace, and harms nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Mapping
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +24,14 @@ from hardpoint_engine.timeline.extension import SPANS, Span
 if TYPE_CHECKING:
     from hardpoint_engine.core import EngineCore
 
+_logger = logging.getLogger("hardpoint.engine")
+
 DRIVER, REQUESTS, FIRST_RANK = 1, 2, 10
 """Numbers of the processes in the picture; rank r is ``FIRST_RANK + r``."""
 COLLECT_SECONDS = 10.0
+"""How long the workers may take to give a portion of their spans."""
+PORTION = 20_000
+"""Spans of each rank that are fetched at once."""
 
 
 class Timeline:
@@ -35,8 +44,10 @@ class Timeline:
             raise InvalidRequestError(
                 f"the trace {path} cannot be written: {error.strerror}", field="trace", value=path
             ) from None
-        self._file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        self._path = path
+        self._failed = False
         self._first = True
+        self._write('{"displayTimeUnit": "ms", "traceEvents": [')
         self._lanes: dict[int, list[float]] = {}
         self._name("process_name", DRIVER, 0, "driver")
         self._name("process_name", REQUESTS, 0, "requests")
@@ -54,6 +65,8 @@ class Timeline:
         """Add a step: it was ``planned`` from then on, ``sent``, its result ``landed``, and it was
         taken in by ``done``. ``output`` None: it failed. Called by the engine core.
         """
+        if self._failed:
+            return
         lane = self._lane(DRIVER, planned, done, "steps")
         facts = {
             "tokens": plan.total_tokens,
@@ -69,23 +82,35 @@ class Timeline:
 
     def ended(self, outputs: Iterable[EngineOutput]) -> None:
         """Add the life of each request that ended. Called by the engine core."""
+        if self._failed:
+            return
         for output in outputs:
             if output.metrics is not None:
                 self._life(output, output.metrics)
 
     def collect(self, core: EngineCore) -> None:
-        """Add what the workers noted, if they still answer."""
-        try:
-            ranks = core.executor.collective_rpc(SPANS, timeout=COLLECT_SECONDS)
-        except HardpointError:
-            return
-        for rank, spans in enumerate(ranks):
-            self._rank(rank, spans)
+        """Add what the workers noted, portion by portion. Says what is missing if they fail."""
+        whole = False
+        while not whole and not self._failed:
+            try:
+                ranks: Sequence[tuple[int, list[Span]]] = core.executor.collective_rpc(
+                    SPANS, args=(PORTION,), timeout=COLLECT_SECONDS
+                )
+            except HardpointError as error:
+                what = f"steps of the workers are missing: {type(error).__name__}: {error}"
+                self._missing(DRIVER, time.monotonic(), what)
+                return
+            for rank, (dropped, spans) in enumerate(ranks):
+                self._rank(rank, dropped, spans)
+            whole = all(len(spans) < PORTION for _, spans in ranks)
 
     def close(self) -> None:
         """Complete the file."""
-        self._file.write("\n]}\n")
-        self._file.close()
+        self._write("\n]}\n")
+        try:
+            self._file.close()
+        except OSError as error:
+            self._fail(error)
 
     def _life(self, output: EngineOutput, metrics: RequestMetrics) -> None:
         begin, end = metrics.arrival, metrics.finished
@@ -106,9 +131,14 @@ class Timeline:
             if metrics.first_token is not None:
                 self._span("decode", REQUESTS, lane, first, end)
 
-    def _rank(self, rank: int, spans: Iterable[Span]) -> None:
+    def _rank(self, rank: int, dropped: int, spans: Sequence[Span]) -> None:
         process = FIRST_RANK + rank
-        self._name("process_name", process, 0, f"rank {rank}")
+        if process not in self._lanes:
+            self._lanes[process] = []
+            self._name("process_name", process, 0, f"rank {rank}")
+        if dropped:
+            at = spans[0][1] if spans else time.monotonic()
+            self._missing(process, at, f"the first {dropped} steps of rank {rank} are missing")
         for step_id, begin, end, phases in spans:
             lane = self._lane(process, begin, end, "steps")
             self._span(f"step {step_id}", process, lane, begin, end)
@@ -156,6 +186,29 @@ class Timeline:
     def _name(self, kind: str, process: int, lane: int, name: str) -> None:
         self._event({"name": kind, "ph": "M", "pid": process, "tid": lane, "args": {"name": name}})
 
+    def _missing(self, process: int, at: float, what: str) -> None:
+        """Say in the log, and at a moment of the trace, what it lacks."""
+        _logger.warning("the trace %s is incomplete: %s", self._path, what)
+        moment = {"ph": "i", "s": "g", "pid": process, "tid": 0, "ts": round(at * 1e6, 1)}
+        self._event({"name": what, **moment})
+
     def _event(self, event: Mapping[str, Any]) -> None:
-        self._file.write(("\n" if self._first else ",\n") + json.dumps(event))
+        self._write(("\n" if self._first else ",\n") + json.dumps(event))
         self._first = False
+
+    def _write(self, text: str) -> None:
+        if self._failed:
+            return
+        try:
+            self._file.write(text)
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            _logger.error(
+                "the trace %s ends here: it cannot be written: %s", self._path, error.strerror
+            )
+        with contextlib.suppress(OSError):
+            self._file.close()
