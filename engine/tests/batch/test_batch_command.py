@@ -292,6 +292,25 @@ def test_whatever_a_line_raises_is_its_own_error(front, files, monkeypatch):
     assert results(out) == {}
 
 
+def test_a_line_that_raises_when_it_is_tried_again_is_an_error(front, files, monkeypatch):
+    prompts, out = files
+    prompts.write_text("".join(json.dumps({"prompt": f"{i}"}) + "\n" for i in range(4)))
+    engine = front(max_num_seqs=1, plugins={"dummy": {"fail_at": "step:1"}})
+    right, seen = engine.core.check_request, set()
+
+    def check(request) -> None:
+        if request.prompt in seen:
+            raise KeyError("once is enough")
+        seen.add(request.prompt)
+        right(request)
+
+    monkeypatch.setattr(engine.core, "check_request", check)
+    batch(engine, prompts, out)
+    found = results(out)
+    assert sorted(found) == [1, 2, 3, 4]
+    assert found[1]["error"]["type"] == "KeyError"
+
+
 def test_an_engine_that_is_lost_is_no_line_s_fault(front, files):
     prompts, out = files
     prompts.write_text("".join(json.dumps({"prompt": f"{i}"}) + "\n" for i in range(4)))

@@ -108,9 +108,13 @@ class BatchRun:
         line = next(lines, None)
         if line is None:
             return False
+        self._begin(line, None, 1)
+        return True
+
+    def _begin(self, line: BatchLine, prompt: BatchPrompt | None, tries: int) -> None:
+        """Read and submit a line; whatever it makes raise is its own error, and no engine's end."""
         try:
-            prompt = self._prompts.read(line)
-            self._submit(line, prompt, 1)
+            self._submit(line, prompt or self._prompts.read(line), tries)
         except _NoLineError as error:
             raise error.cause from None
         except (ExecutorFailedError, LifecycleError):
@@ -119,7 +123,6 @@ class BatchRun:
             if not self._front.core.alive:
                 raise
             self._fail(line, error)
-        return True
 
     def _submit(self, line: BatchLine, prompt: BatchPrompt, tries: int) -> None:
         tokens = self._tokens(prompt)
@@ -176,7 +179,7 @@ class BatchRun:
         if call.failure is not None or not self._front.core.alive:
             raise error
         if mine.tries < TRIES and not isinstance(error, InvalidRequestError):
-            self._submit(mine.line, mine.prompt, mine.tries + 1)
+            self._begin(mine.line, mine.prompt, mine.tries + 1)
         else:
             self._fail(mine.line, error)
 
