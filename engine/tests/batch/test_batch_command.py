@@ -106,8 +106,8 @@ def test_a_run_with_something_else_does_not_mix_its_results_in(files):
     prompts.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
     before = out.read_bytes()
     for more, words in (
-        (["--temperature", "0.5"], "another sampling parameters or seed: go on"),
-        (["--dtype", "bfloat16", "--seed", "1"], "logits processors) and another sampling"),
+        (["--temperature", "0.5"], "differs in sampling parameters or seed: go on"),
+        (["--dtype", "bfloat16", "--seed", "1"], "logits processors) and sampling"),
     ):
         done = generate(*arguments, *more)
         assert done.returncode != 0

@@ -116,10 +116,10 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, strange, after):
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        ("x-b-c", r"another model .*: go on as it was begun, or name another file"),
-        ("a-x-c", "another sampling parameters or seed:"),
-        ("a-x-x", "another sampling parameters or seed and another system message"),
-        ("x", "another model"),
+        ("x-b-c", r"run that differs in model .*: go on as it was begun, or name another file"),
+        ("a-x-c", "differs in sampling parameters or seed:"),
+        ("a-x-x", "differs in sampling parameters or seed and system message"),
+        ("x", "differs in model"),
     ],
 )
 def test_results_of_another_run_are_refused_and_left_alone(tmp_path, run, words):

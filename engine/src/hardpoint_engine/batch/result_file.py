@@ -118,8 +118,8 @@ class ResultFile:
         """Refuse a result that is none of this run over these prompts."""
         if entry["run"] != self._run:
             raise self._refused(
-                f"holds results of another {differing(self._run, entry['run'])}: go on as it was "
-                "begun, or name another file"
+                f"holds results of a run that differs in {differing(self._run, entry['run'])}: "
+                "go on as it was begun, or name another file"
             )
         if entry["line"] > self._lines:
             raise self._refused(

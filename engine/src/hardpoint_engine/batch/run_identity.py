@@ -51,7 +51,7 @@ def run_identity(
 def differing(one: str, other: str) -> str:
     """Say which parts of two identities differ."""
     pairs = zip(PARTS, one.split("-"), other.split("-"), strict=False)
-    return " and another ".join(about for about, a, b in pairs if a != b) or "kind of run"
+    return " and ".join(about for about, a, b in pairs if a != b) or "kind of run"
 
 
 def _files(path: str | None) -> list[list[Any]] | str | None:
