@@ -38,10 +38,10 @@ def add(requests: Requests, name: str, sampling: SamplingParams, prompt=(1, 2), 
 def make_requests() -> Callable[..., Requests]:
     """Build requests from name -> parameters, or (parameters, prompt, output)."""
 
-    def make(wishes: Mapping[str, object]) -> Requests:
-        columns = make_columns(64, 2, SAMPLING_COLUMNS)
+    def make(wishes: Mapping[str, object], longest: int = 64) -> Requests:
+        columns = make_columns(longest, 2, SAMPLING_COLUMNS)
         plan = KVCacheConfig(num_blocks=1, groups=(), tensors=())
-        requests = Requests(columns, BlockTables(columns, plan, max_model_len=64), 64)
+        requests = Requests(columns, BlockTables(columns, plan, max_model_len=longest), longest)
         for name, wish in wishes.items():
             add(requests, name, *(wish if isinstance(wish, tuple) else (wish,)))
         return requests

@@ -16,6 +16,7 @@ from hardpoint.messages import MessageError
 
 from hardpoint_runtime.batch.changes import SlotChanges
 from hardpoint_runtime.batch.columns import Array, Column, Columns
+from hardpoint_runtime.sampling.kept import Kept
 
 if TYPE_CHECKING:
     from hardpoint.adapters import LoRARequest, PromptAdapterRequest
@@ -49,7 +50,7 @@ class RequestState:
     ``seed`` is the key of its draws (never None here). ``preempted``: its blocks are lost and must
     be replaced before it runs again. ``prompt_scores``: prompt position -> its log-probabilities,
     until they are told. ``pooled``: what ``pooling`` has gathered of the positions below
-    ``pooled_until``, float32 [H].
+    ``pooled_until``, float32 [H]. ``kept``: what the sampler keeps of it between steps.
     """
 
     req_id: str
@@ -65,6 +66,7 @@ class RequestState:
     pooling: PoolingParams | None = None
     pooled: Tensor | None = None
     pooled_until: int = 0
+    kept: Kept = field(factory=Kept)
 
 
 class Requests:
@@ -186,7 +188,7 @@ class Requests:
         for index, req_id in enumerate(running.req_ids):
             state = self._states[req_id]
             self.columns["num_computed"][state.slot] = running.num_computed[index]
-            self._update_tokens(plan, index, state.slot)
+            self._update_tokens(plan, index, state)
             blocks = running.new_blocks[index]
             if req_id in running.resumed:
                 self.block_tables.replace(state.slot, blocks or ())
@@ -216,8 +218,8 @@ class Requests:
         self.block_tables.resize(max_model_len)
         self.max_model_len = max_model_len
 
-    def _update_tokens(self, plan: SchedulerOutput, index: int, slot: int) -> None:
-        running = plan.running
+    def _update_tokens(self, plan: SchedulerOutput, index: int, state: RequestState) -> None:
+        running, slot = plan.running, state.slot
         tokens, counts = self.columns["tokens"], self.columns["num_tokens"]
         before = count = int(counts[slot])
         given = running.all_tokens.get(running.req_ids[index])
@@ -232,6 +234,8 @@ class Requests:
             count = min(count, int(self.columns["num_prompt"][slot]) + running.num_output[index])
         if count < before:
             tokens[slot, count:before] = 0
+        if given is not None or count < before:
+            state.kept.forget_counts()
         counts[slot] = count
 
     def _check_new(self, request: NewRequestData, count: int) -> None:

@@ -1,6 +1,7 @@
 """What the sampler must know about the rows of one step, gathered from the requests.
 
-Built anew each step from columns: a row cannot inherit anything from whoever had its place before.
+Built anew each step from columns and from what is kept with each request: a row cannot inherit
+anything from whoever had its place before.
 What nobody in the step uses is None, and costs nothing.
 """
 
@@ -104,10 +105,7 @@ def build_sampling_batch(
     return SamplingBatch(
         num_rows=len(states),
         draws=_draws(requests, states, slots, positions, vocab_size),
-        allowed=_places(
-            (row, states[row].sampling.allowed_token_ids or ())
-            for row in rows_with(Feature.ALLOWED)
-        ),
+        allowed=_allowed(states, rows_with(Feature.ALLOWED)),
         banned=_places(
             (row, _banned(requests, states[row], eos_token_ids, masks.get(row)))
             for row in rows_with(Feature.MIN_TOKENS | Feature.BAD_WORDS)
@@ -178,14 +176,17 @@ def _places(wishes: Iterable[tuple[int, Iterable[int]]]) -> Places | None:
     return Places(rows=np.asarray(rows), ids=np.asarray(ids)) if ids else None
 
 
-def _bias(states: Sequence[RequestState], rows: Sequence[int]) -> tuple[Places, Array] | None:
-    wishes = [(row, states[row].sampling.logit_bias or {}) for row in rows]
-    places = _places((row, bias.keys()) for row, bias in wishes)
-    if places is None:
+def _allowed(states: Sequence[RequestState], rows: Sequence[int]) -> Places | None:
+    if not rows:
         return None
-    by_row = dict(wishes)
-    values = [by_row[row][id_] for row, id_ in zip(places.rows, places.ids, strict=True)]
-    return places, np.asarray(values, dtype=np.float32)
+    return Places.of_rows(rows, [states[row].kept.allowed(states[row].sampling) for row in rows])
+
+
+def _bias(states: Sequence[RequestState], rows: Sequence[int]) -> tuple[Places, Array] | None:
+    if not rows:
+        return None
+    ids, values = zip(*(states[row].kept.bias(states[row].sampling) for row in rows), strict=True)
+    return Places.of_rows(rows, ids), np.concatenate(values)
 
 
 def _penalties(
@@ -194,10 +195,13 @@ def _penalties(
     if not rows:
         return None
     columns = requests.columns
+    num_prompt = columns.gather("num_prompt", slots[rows]).tolist()
     return gather_penalties(
         rows,
-        [requests.tokens(states[row].req_id) for row in rows],
-        [int(count) for count in columns.gather("num_prompt", slots[rows])],
+        [
+            states[row].kept.counts(requests.tokens(states[row].req_id), count)
+            for row, count in zip(rows, num_prompt, strict=True)
+        ],
         {name: columns.gather(name, slots[rows]) for name in PENALTY_COLUMNS},
     )
 

@@ -19,6 +19,8 @@ from hardpoint_runtime.batch.columns import Array
 if TYPE_CHECKING:
     from hardpoint.sampling_params import SamplingParams
 
+    from hardpoint_runtime.sampling.kept import TokenCounts
+
 BIAS_BOUND = 100.0
 """Greatest absolute logit bias; more is clamped to it."""
 
@@ -33,6 +35,11 @@ class Places:
     rows: Array
     ids: Array
 
+    @classmethod
+    def of_rows(cls, rows: Sequence[int], ids: Sequence[Array]) -> Places:
+        """The places ``ids[i]`` of each of the ``rows``, of which there is at least one."""
+        return cls(rows=np.repeat(rows, [*map(len, ids)]), ids=np.concatenate(ids))
+
     def flat(self, vocabulary: int, to_device: ToDevice) -> Tensor:
         """Return their places int64 [m] in the flattened matrix."""
         return to_device(self.rows.astype(np.int64) * vocabulary + self.ids, torch.int64)
@@ -42,7 +49,7 @@ def allow_only(logits: Tensor, allowed: Places, to_device: ToDevice) -> None:
     """Forbid, in every row that has allowed ids, all others."""
     flat = allowed.flat(logits.shape[1], to_device)
     kept = logits.view(-1).index_select(0, flat)
-    rows = to_device(np.unique(allowed.rows).astype(np.int64), torch.int64)
+    rows = to_device(np.flatnonzero(np.bincount(allowed.rows)), torch.int64)
     logits.index_fill_(0, rows, -torch.inf)
     logits.view(-1).index_copy_(0, flat, kept)
 
@@ -74,24 +81,17 @@ class Penalties:
 
 def gather_penalties(
     rows: Sequence[int],
-    tokens: Sequence[Array],
-    num_prompt: Sequence[int],
+    counted: Sequence[TokenCounts],
     parameters: Mapping[str, Array],
 ) -> Penalties:
-    """Count the tokens of each row: ``tokens[i]`` are prompt then output of row ``rows[i]``,
-    ``parameters`` its three penalties by column name.
+    """Join what is counted of each row: ``counted[i]`` is of row ``rows[i]``, ``parameters`` its
+    three penalties by column name.
     """
-    row_parts, id_parts, count_parts, lengths = [], [], [], []
-    for row, known, prompt in zip(rows, tokens, num_prompt, strict=True):
-        ids, place = np.unique(known, return_inverse=True)
-        row_parts.append(np.full(len(ids), row))
-        id_parts.append(ids)
-        count_parts.append(np.bincount(place[prompt:], minlength=len(ids)))
-        lengths.append(len(ids))
+    lengths = [len(each.ids) for each in counted]
     spread = {name: np.repeat(values, lengths) for name, values in parameters.items()}
     return Penalties(
-        places=Places(rows=np.concatenate(row_parts), ids=np.concatenate(id_parts)),
-        counts=np.concatenate(count_parts).astype(np.float32),
+        places=Places.of_rows(rows, [each.ids for each in counted]),
+        counts=np.concatenate([each.counts for each in counted]),
         repetition=spread["repetition_penalty"],
         frequency=spread["frequency_penalty"],
         presence=spread["presence_penalty"],
