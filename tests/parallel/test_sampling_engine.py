@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from hardpoint.errors import InvalidRequestError
+from hardpoint.logits_processor import LogitsProcessor
 from hardpoint_engine import SamplingParams
 
 
@@ -131,3 +132,22 @@ def test_extra_args_that_nobody_takes_are_refused(alone):
         pytest.raises(InvalidRequestError, match="there is no logits processor to take extra_args"),
     ):
         llm.generate("x", SamplingParams(extra_args={"ban": 7}))
+
+
+class BansAll(LogitsProcessor):
+    """Leaves nothing to the requests of one seed."""
+
+    def apply(self, logits, rows):
+        for row in range(len(rows.slots)):
+            if rows.sampling(row).seed == 13:
+                logits[row] = float("-inf")
+
+
+def test_a_processor_that_leaves_no_token_is_named_and_the_cache_stays():
+    long = "free" * 5
+    with small_engine.start(executor="uni", logits_processors=[BansAll]) as llm:
+        llm.generate(long, SamplingParams(temperature=0, max_tokens=1))
+        with pytest.raises(InvalidRequestError, match=r"logits processor BansAll.*leaves none"):
+            llm.generate("x", SamplingParams(seed=13))
+        (again,) = llm.generate(long, SamplingParams(temperature=0, max_tokens=1))
+        assert again.metrics.num_cached > 0

@@ -238,7 +238,9 @@ class ModelRunnerOutput:
     or up to 1 + drafts ids. ``logprobs[req_id]`` has one row per generated token, only for requests
     that asked. ``prompt_logprobs[req_id]`` has prompt_len - 1 rows (row i scores prompt token i +
     1), in the step that finished the prompt. ``pooled[req_id]`` is the vector of a request with
-    ``pooling``, in that step, too; it has no tokens.
+    ``pooling``, in that step, too; it has no tokens. ``nan_counts[req_id]`` is there where the
+    numbers of a request were none: how many of its logits, or of its vector's places, were NaN or
+    +inf; 0 where none was, but all logits were -inf, so that nothing was left to choose.
     """
 
     step_id: int

@@ -34,7 +34,12 @@ from hardpoint_engine.request import EngineOutput, EngineRequest, Request
 from hardpoint_engine.scheduling.admission import AdmissionPolicy
 from hardpoint_engine.scheduling.intake import Intake, Seeds
 from hardpoint_engine.scheduling.kv_planning import KVPlan
-from hardpoint_engine.scheduling.parts import make_blocks, make_limits, make_request_checks
+from hardpoint_engine.scheduling.parts import (
+    make_blocks,
+    make_limits,
+    make_request_checks,
+    processor_names,
+)
 from hardpoint_engine.scheduling.scheduler import Scheduler
 from hardpoint_engine.scheduling.stopping import FinishReason, StopRule
 from hardpoint_engine.step_trace import trace_step
@@ -105,7 +110,7 @@ class EngineCore:
             admission=admission,
             depth=executor.max_concurrent_batches,
             tells_tokens=config.parallel.pipeline_parallel_size > 1,
-            vocab_size=self.description.vocab_size,
+            processors=processor_names(config, registry, platform),
         )
         self._clock = clock
         self._intake = Intake(

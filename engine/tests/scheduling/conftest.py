@@ -188,7 +188,11 @@ def make_scheduler(
     *, num_blocks=65, block_size=4, reserved=1, prefix_caching=True, num_groups=1, **options
 ):
     admission = options.pop("admission", None)
-    more = {name: options.pop(name) for name in ("depth", "tells_tokens") if name in options}
+    more = {
+        name: options.pop(name)
+        for name in ("depth", "tells_tokens", "processors")
+        if name in options
+    }
     limits = StepLimits(
         max_num_seqs=options.pop("max_num_seqs", 16),
         max_num_batched_tokens=options.pop("max_num_batched_tokens", 64),

@@ -84,7 +84,7 @@ def test_a_row_without_numbers_is_counted_and_alone(run):
     logits[5, 9] = -INF
     drawing = drawn(run, logits, temperature=[1e-2, 1, 1, 1] + [-1] * 4)
     for tokens, wrong in (run["greedy"](logits), drawn(run, logits, temperature=-1), drawing):
-        assert np.asarray(wrong).tolist() == [0, 1, 3, V, 0, 0, 0, 0]
+        assert np.asarray(wrong).tolist() == [0, 1, 3, sampling_steps.NOTHING_LEFT, 0, 0, 0, 0]
         good = [0, 4, 5, 6, 7]
         assert np.asarray(tokens)[good].tolist() == expected[good].tolist()
         assert np.asarray(tokens)[[1, 2, 3]].tolist() == [0, 0, 0]

@@ -83,6 +83,19 @@ def make_request_checks(
     return processors
 
 
+def processor_names(config: Config, registry: Registry, platform: Platform) -> tuple[str, ...]:
+    """Return the names of the logits processors that are applied to every request's logits, without
+    importing them.
+    """
+    if platform.support(Capability.LOGITS_PROCESSORS) is not Support.YES:
+        return ()
+    configured = config.sampling.logits_processors
+    return (
+        *registry.offers("hardpoint_logits_processors", platform.name),
+        *(each if isinstance(each, str) else each.__qualname__ for each in configured),
+    )
+
+
 def make_admission(config: Config, registry: Registry, platform: Platform) -> AdmissionPolicy:
     """Return the policy that the key ``admission`` names, of those that plugins offer through
     ``hardpoint_scheduling``; unset, the one that lets everybody run.

@@ -27,9 +27,13 @@ class Results:
     """Takes in the results of the steps in flight, for the scheduler, in the order of the plans."""
 
     def __init__(
-        self, roster: Roster, blocks: KVBlocks, clock: Callable[[], float], vocab_size: int
+        self,
+        roster: Roster,
+        blocks: KVBlocks,
+        clock: Callable[[], float],
+        processors: tuple[str, ...],
     ) -> None:
-        self.vocab_size = vocab_size
+        self.processors = processors
         self.roster = roster
         self.blocks = blocks
         self.clock = clock
@@ -85,7 +89,7 @@ class Results:
         now: float,
     ) -> EngineOutput | None:
         """Take in one request's part of a result."""
-        if output.nan_counts and (bad := output.nan_counts.get(request.req_id)):
+        if output.nan_counts and (bad := output.nan_counts.get(request.req_id)) is not None:
             return self._no_numbers(request, bad)
         tokens = request.tokens
         computed = request.num_computed + count
@@ -159,18 +163,23 @@ class Results:
         self._note_computed(request, len(request.tokens))
         return evolve(self.roster.finish(request, "stop"), pooled=vector)
 
-    def _no_numbers(self, request: Request, count: int) -> EngineOutput:
-        wishes = _forbidding(request)
-        if wishes and count == self.vocab_size:
+    def _no_numbers(self, request: Request, wrong: int) -> EngineOutput:
+        """End a request with ``wrong`` logits that are no numbers; 0: all are -inf, which is what
+        forbidden tokens are. Only numbers that the model gave throw a doubt on the cache.
+        """
+        changes = [f"logits processor {name}" for name in self.processors]
+        forbidding = [*_forbidding(request), *changes]
+        if forbidding and not wrong:
             left = InvalidRequestError(
-                f"request {request.req_id}: after {request.num_output} tokens, what it asks for "
-                f"({', '.join(wishes)}) leaves no token to choose (or the model gives no numbers)"
+                f"request {request.req_id}: after {request.num_output} tokens, what forbids tokens "
+                f"({', '.join(forbidding)}) leaves none to choose"
             )
             return self.roster.finish(request, "error", error=left)
+        what = f"{wrong} are NaN or infinite" if wrong else "all are -infinite"
+        blamed = " or ".join(["its weights or its cache are corrupt", *changes])
         error = NoNumbersError(
-            f"the model gave no numbers for request {request.req_id} ({count} are NaN or "
-            "infinite): its weights or its cache are corrupt; reload the weights, or start a new "
-            "engine"
+            f"the model gave no numbers for request {request.req_id} ({what}): {blamed}; reload "
+            "the weights, or start a new engine"
         )
         self.blocks.clear_cache()  # else the next request of this beginning finds the same cells
         return self.roster.finish(request, "error", error=error)

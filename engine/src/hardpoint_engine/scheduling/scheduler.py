@@ -52,7 +52,7 @@ class Scheduler:
     gives monotonic seconds. At most ``depth`` steps are in flight: each ``schedule`` that gave a
     plan is followed, in the order of the plans, by its ``commit`` or ``fail``. ``tells_tokens``:
     some workers do not sample and must be told what was chosen (a pipeline's earlier stages).
-    ``vocab_size`` is that of a row of logits.
+    ``processors`` names what changes logits besides the requests.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Scheduler:
         admission: AdmissionPolicy | None = None,
         depth: int = 1,
         tells_tokens: bool = False,
-        vocab_size: int = 0,
+        processors: tuple[str, ...] = (),
     ) -> None:
         self.limits = limits
         self.blocks = blocks
@@ -75,7 +75,7 @@ class Scheduler:
         self.depth = depth
         self.tells_tokens = tells_tokens
         self.roster = Roster(blocks, clock)
-        self._results = Results(self.roster, blocks, clock, vocab_size)
+        self._results = Results(self.roster, blocks, clock, processors)
         self._step_ids = itertools.count(1)
 
     def preempt_all(self) -> None:

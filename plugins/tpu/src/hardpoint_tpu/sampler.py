@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @frozen(kw_only=True)
 class Sampled:
     """The tokens of n rows, the log-probabilities of those that asked, and row -> how many of its
-    logits were no number (V where none was left to choose from).
+    logits were no number (0: all were -inf).
     """
 
     tokens: tuple[int, ...]
@@ -58,7 +58,7 @@ class Sampler:
         return Sampled(
             tokens=tuple(chosen),
             logprobs=logprobs,
-            nan_counts={int(row): int(bad[row]) for row in np.flatnonzero(bad)},
+            nan_counts={int(row): max(0, int(bad[row])) for row in np.flatnonzero(bad)},
         )
 
     def _logprobs(

@@ -18,6 +18,8 @@ from hardpoint_tpu.draws import exponential
 
 NO_CHOICE = 0
 """The token of a row that has nothing to choose from."""
+NOTHING_LEFT = -1
+"""The count of wrong logits of a row whose logits are all -inf."""
 
 
 def edit(logits: jax.Array, forbidden: jax.Array, bias: jax.Array) -> jax.Array:
@@ -47,14 +49,14 @@ def greedy(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return (the best token int32 [R], the lowest id among equals; how many logits are no number,
     int32 [R]).
 
-    Rows with NaN or +inf, or with -inf only, get NO_CHOICE and a count above 0; in the last case it
-    is V.
+    Rows with NaN or +inf, or with -inf only, get NO_CHOICE and a count that is not 0; in the last
+    case it is NOTHING_LEFT.
     """
     wrong = (jnp.isnan(logits) | (logits == jnp.inf)).sum(-1, dtype=jnp.int32)
     peak = logits.max(-1)
-    wrong = jnp.where((wrong == 0) & (peak == -jnp.inf), logits.shape[1], wrong)
+    wrong = jnp.where((wrong == 0) & (peak == -jnp.inf), NOTHING_LEFT, wrong)
     best = jnp.argmax(logits, -1).astype(jnp.int32)
-    return jnp.where(wrong > 0, NO_CHOICE, best), wrong
+    return jnp.where(wrong != 0, NO_CHOICE, best), wrong
 
 
 def draw(

@@ -35,7 +35,7 @@ NO_CHOICE = 0
 @frozen(kw_only=True)
 class Sampled:
     """The tokens of n rows, the log-probabilities of those rows that asked, and ``nan_counts``: row
-    -> how many of its logits were NaN or +inf, or, of a row where all were -inf, all of them.
+    -> how many of its logits were NaN or +inf; 0 for a row where all were -inf.
     """
 
     tokens: tuple[int, ...]
@@ -78,9 +78,8 @@ class Sampler:
         )
 
     def count_unusable(self, row: Tensor) -> int:
-        """Return how many of a row's logits [V] are NaN or +inf; all of them if there is none."""
-        wrong = (row.isnan() | row.isposinf()).sum()
-        return int(self.device.to_host(wrong)) or len(row)
+        """Return how many of a row's logits [V] are NaN or +inf."""
+        return int(self.device.to_host((row.isnan() | row.isposinf()).sum()))
 
     def edit(self, logits: Tensor, batch: SamplingBatch) -> Tensor:
         """Return a float32 copy of the logits with what the requests of ``batch`` ask changed."""
