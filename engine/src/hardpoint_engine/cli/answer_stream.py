@@ -165,8 +165,8 @@ def scores_table(
             continue
         ranked = [(score.rank, other) for other, score in position.items() if score.rank]
         most = len(ranked) if count is None or count < 0 else count
-        top = [_score(other, position[other]) for rank, other in sorted(ranked) if rank <= most]
-        table.append({**_score(token_id, position[token_id]), "top": top[:most]})
+        top = [_score(other, position[other]) for _, other in sorted(ranked)[:most]]
+        table.append({**_score(token_id, position[token_id]), "top": top})
     return table
 
 
