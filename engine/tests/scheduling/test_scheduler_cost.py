@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from hardpoint.messages import ModelRunnerOutput
 from hardpoint_engine.scheduling.stopping import StopRule
@@ -36,30 +34,15 @@ class Steps:
         )
         assert len(self.scheduler.commit(plan, output)) == self.running
 
-    def lines(self, steps=16):
-        """Return the lines of our own code that ``steps`` run: blocks are named and added, too."""
-        count = 0
-
-        def trace(frame, event, arg):
-            nonlocal count
-            if "hardpoint" not in frame.f_code.co_filename:
-                return None
-            count += event == "line"
-            return trace
-
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            for _ in range(steps):
-                self.step()
-        finally:
-            sys.settrace(before)
-        return count
+    def run(self, steps=16):
+        """Run so many that blocks are named and added, too."""
+        for _ in range(steps):
+            self.step()
 
 
 @pytest.fixture
 def lines_of(fakes):
-    return lambda running, waiting: Steps(fakes, running, waiting).lines()
+    return lambda running, waiting: fakes.lines_run(Steps(fakes, running, waiting).run)
 
 
 def test_work_is_linear_in_those_that_run(lines_of):

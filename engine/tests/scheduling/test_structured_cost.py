@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from concurrent.futures import Future
 
@@ -77,23 +76,12 @@ class Structured:
 
     def lines(self, steps=16):
         """Return the lines of our own code that ``steps`` run."""
-        count = 0
 
-        def trace(frame, event, arg):
-            nonlocal count
-            if "hardpoint" not in frame.f_code.co_filename:
-                return None
-            count += event == "line"
-            return trace
-
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
+        def work():
             for _ in range(steps):
                 assert self.step()
-        finally:
-            sys.settrace(before)
-        return count
+
+        return self.fakes.lines_run(work)
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from hardpoint.checkpoints.documents import read_object
 from hardpoint.checkpoints.fields import Fields
 from hardpoint.checkpoints.files import contained
 from hardpoint.checkpoints.float8 import is_beside_weights, scheme_of
-from hardpoint.checkpoints.safetensors import FLOAT_TYPES, SafetensorsCheckpoint
-from hardpoint.checkpoints.tables import TensorEntry
+from hardpoint.checkpoints.rotary import rope_table
+from hardpoint.checkpoints.safetensors import SafetensorsCheckpoint
+from hardpoint.checkpoints.tables import FLOAT_TYPES, TensorEntry
 from hardpoint.errors import CheckpointError, UnsupportedModelError
 
 LARGEST_CONFIG: Final = 16 << 20
@@ -129,8 +130,7 @@ def _numbers(fields: Fields) -> dict[str, Any]:
 
 def _rotary(fields: Fields) -> dict[str, Any]:
     """Return ``rope_theta`` and ``rope_scaling`` (None: plain) from whichever keys hold them."""
-    key = "rope_parameters" if fields.values.get("rope_parameters") is not None else "rope_scaling"
-    rope = Fields(fields.path, fields.table(key) or {})
+    _, rope = rope_table(fields)
     if any(isinstance(value, dict) for value in rope.values.values()):
         return {}  # one table for each kind of layer: for the model that knows them
     for part in (fields, rope):

@@ -57,7 +57,3 @@ BLOCK_TYPES = MappingProxyType(
 )
 BLOCK_BYTES = MappingProxyType({block.name: block.num_bytes for block in BLOCK_TYPES.values()})
 """Name of a type -> bytes of one of its blocks."""
-FLOAT_TYPES = MappingProxyType(
-    {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
-)
-"""Plain types -> name of the dtype."""

@@ -9,7 +9,6 @@ from typing import Any, Final
 from hardpoint.checkpoints.decoder_tensors import check_size, check_tensors
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.checkpoints.fields import Fields
-from hardpoint.checkpoints.ggml_types import FLOAT_TYPES
 from hardpoint.checkpoints.gguf import MOST_TENSORS, GGUFFile
 from hardpoint.checkpoints.gguf_architectures import (
     ARCHITECTURES,
@@ -17,7 +16,7 @@ from hardpoint.checkpoints.gguf_architectures import (
     architecture_of,
 )
 from hardpoint.checkpoints.gguf_rotary import rotary_scaling
-from hardpoint.checkpoints.tables import shown, some
+from hardpoint.checkpoints.tables import FLOAT_TYPES, shown, some
 from hardpoint.checkpoints.weight_tables import named_parts
 from hardpoint.errors import CheckpointError, UnsupportedModelError
 

@@ -101,9 +101,14 @@ def read_rotary(
     return RotaryConfig(kind=kind, **plain, **_rule(kind, rope, length, context_length, size))
 
 
-def _table(fields: Fields, layer_type: str | None) -> Fields:
+def rope_table(fields: Fields) -> tuple[str, Fields]:
+    """Return the key that a configuration has its rule under, newer or older, and what is there."""
     key = "rope_parameters" if fields.values.get("rope_parameters") is not None else "rope_scaling"
-    rope = Fields(fields.path, fields.table(key) or {})
+    return key, Fields(fields.path, fields.table(key) or {})
+
+
+def _table(fields: Fields, layer_type: str | None) -> Fields:
+    key, rope = rope_table(fields)
     if not any(isinstance(value, dict) for value in rope.values.values()):
         return rope
     if layer_type is None:

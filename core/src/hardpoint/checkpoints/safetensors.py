@@ -24,10 +24,6 @@ ELEMENT_BITS: Final = MappingProxyType(
         "U64": 64, "I64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
     }
 )  # fmt: skip
-FLOAT_TYPES: Final = MappingProxyType(
-    {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-)
-"""Plain types -> name of the dtype."""
 LARGEST_HEADER: Final = 64 << 20
 LARGEST_SIZE: Final = 1 << 48
 MOST_DIMENSIONS: Final = 16

@@ -14,7 +14,8 @@ from typing import Final, Self
 
 from attrs import define, field
 
-from hardpoint.checkpoints.safetensors import ELEMENT_BITS, FLOAT_TYPES
+from hardpoint.checkpoints.safetensors import ELEMENT_BITS
+from hardpoint.checkpoints.tables import FLOAT_TYPES
 from hardpoint.records import SavedFile, SavedTensor
 
 TYPE_OF: Final = MappingProxyType({dtype: kind for kind, dtype in FLOAT_TYPES.items()})

@@ -23,8 +23,7 @@ from hardpoint.checkpoints.documents import read_object
 from hardpoint.checkpoints.fields import Fields
 from hardpoint.checkpoints.files import contained
 from hardpoint.checkpoints.folder_description import LLAMA, from_configuration
-from hardpoint.checkpoints.safetensors import FLOAT_TYPES
-from hardpoint.checkpoints.tables import shown, some
+from hardpoint.checkpoints.tables import FLOAT_TYPES, shown, some
 from hardpoint.errors import CheckpointError
 from hardpoint.records import SavedFile, SavedTensor, Version
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 from attrs import frozen
 
 from hardpoint.errors import CheckpointError
 
 LONGEST_SHOWN = 80
+FLOAT_TYPES: Final = MappingProxyType(
+    {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+)
+"""Plain types, as all formats name them -> name of the dtype."""
 
 
 @frozen(kw_only=True)

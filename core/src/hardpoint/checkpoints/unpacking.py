@@ -16,9 +16,11 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
+from hardpoint.checkpoints.tables import FLOAT_TYPES
+
 Array = Any
 """An array of the library in use: it slices, reshapes, and has ``& | >> << + - *`` as numpy has."""
-PLAIN_TYPES: Final = ("F64", "F32", "F16", "BF16")
+PLAIN_TYPES: Final = tuple(FLOAT_TYPES)
 """Element types that are read as they are; GGUF and safetensors name them alike."""
 
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.checkpoints.files import open_regular
-from hardpoint.checkpoints.safetensors import FLOAT_TYPES, SafetensorsFile
+from hardpoint.checkpoints.safetensors import SafetensorsFile
 from hardpoint.checkpoints.safetensors_writer import FileTable, SafetensorsWriter
 from hardpoint.checkpoints.sharded_state import MANIFEST, check_files, located, read_manifest
-from hardpoint.checkpoints.tables import some
+from hardpoint.checkpoints.tables import FLOAT_TYPES, some
 from hardpoint.checkpoints.weight_source import WeightSource
 from hardpoint.errors import CancelledStepError, CheckpointError
 from hardpoint.records import SavedFile, SavedTensor

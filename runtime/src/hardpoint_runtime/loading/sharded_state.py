@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from hardpoint.checkpoints.files import open_regular
-from hardpoint.checkpoints.safetensors import FLOAT_TYPES, SafetensorsFile
+from hardpoint.checkpoints.safetensors import SafetensorsFile
 from hardpoint.checkpoints.safetensors_writer import FileTable, SafetensorsWriter
 from hardpoint.checkpoints.sharded_state import (
     MANIFEST,
@@ -23,7 +23,7 @@ from hardpoint.checkpoints.sharded_state import (
     located,
     read_manifest,
 )
-from hardpoint.checkpoints.tables import shown, some
+from hardpoint.checkpoints.tables import FLOAT_TYPES, shown, some
 from hardpoint.errors import CancelledStepError, CheckpointError, UnsupportedError
 from hardpoint.records import SavedFile, SavedTensor
 

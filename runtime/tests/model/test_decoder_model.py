@@ -1,4 +1,4 @@
-"""The Llama model against transformers, on tiny random checkpoints."""
+"""The decoder against transformers, on tiny random Llama checkpoints."""
 
 from __future__ import annotations
 
