@@ -258,6 +258,7 @@ def run(lab, examples):
         stateful_step_count=25,
         deadline=None,
         database=None,
+        derandomize=False,  # as hypothesis would where CI is set: each run would be the same
         phases=[Phase.generate],  # a run is of this moment: smaller choices would show nothing
         suppress_health_check=list(HealthCheck),
     )

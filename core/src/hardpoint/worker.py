@@ -120,8 +120,9 @@ class Worker(ABC):
         """Release this rank, and its peers where they can be reached, from exchanges that will
         never be complete: a peer has failed or is gone.
 
-        Called by the process that hosts the worker, at any stage and **from another thread** than
-        the one that makes all other calls; must return at once. The work in progress then raises.
+        Called by the process that hosts the worker, at any stage before ``shutdown`` and **from
+        another thread** than the one that makes all other calls; must return at once. The work in
+        progress then raises.
         """
         return
 

@@ -162,7 +162,7 @@ def test_after_the_order_to_leave_no_call_is_begun_but_the_last(boot, process, t
         def receive(self, timeout=None):
             if len(self.calls) == 2:
                 process.lane.order(Order.CANCEL)
-                process.control._obey()
+                process.control._obey_next()
             return super().receive(timeout)
 
     end = Cancelling(call(2, note, str(tmp_path), 2), call(3, note, str(tmp_path), 3), SHUTDOWN)
@@ -208,10 +208,15 @@ def raise_sigterm(worker):
     raise AssertionError("SIGTERM was not heard")
 
 
-def test_the_worker_hears_when_its_collectives_are_to_end(boot, process, monkeypatch):
+def test_the_worker_hears_of_an_end_of_collectives_before_its_shutdown_and_not_after(
+    boot, process, monkeypatch
+):
     heard = []
-    monkeypatch.setattr(DummyWorker, "end_collectives", lambda worker: heard.append(worker.rank))
+    monkeypatch.setattr(DummyWorker, "end_collectives", lambda worker: heard.append("end"))
+    monkeypatch.setattr(DummyWorker, "shutdown", lambda worker: heard.append("shutdown"))
+    process.lane.order(Order.END_COLLECTIVES)  # no control thread runs here: it is late
     process.run(boot(), End(SHUTDOWN))
-    process.lane.order(Order.END_COLLECTIVES)
-    assert process.control._obey()
-    assert heard == [0]
+    process.lane.order(Order.CANCEL)
+    process.control.before_shutdown()
+    assert process.control.cancelled()
+    assert heard == ["end", "shutdown"]

@@ -172,6 +172,7 @@ class ControlThread:
         self._own_time = 0.0
         self._end_collectives: Callable[[], None] | None = None
         self._collectives_ended = False
+        self._obeying = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="hardpoint-control", daemon=True)
 
     def start(self) -> None:
@@ -195,9 +196,19 @@ class ControlThread:
         """Have ``end()`` called, on the control thread, when waits for other ranks shall end; at
         once if that was ordered already.
         """
-        self._end_collectives = end
-        if self._collectives_ended:
-            end()
+        with self._obeying:
+            self._end_collectives = end
+            if self._collectives_ended:
+                end()
+
+    def before_shutdown(self) -> None:
+        """Obey what the driver ordered so far; from now on ``end`` is called no more. Called by the
+        work loop before the worker is shut down, which shall be the last that it hears.
+        """
+        with self._obeying:
+            while self._obey_next():
+                pass
+            self._end_collectives = None
 
     def _run(self) -> None:
         poll = select.poll()
@@ -205,9 +216,12 @@ class ControlThread:
         due = time.monotonic() + self._interval
         while True:
             wait = min(max(0.0, due - time.monotonic()), _LONGEST_WAIT)
-            if poll.poll(math.ceil(wait * 1000)) and not self._obey():
-                self._orphaned()
-                return
+            if poll.poll(math.ceil(wait * 1000)):
+                with self._obeying:
+                    obeyed = self._obey_next()
+                if obeyed is None:
+                    self._orphaned()
+                    return
             now = time.monotonic()
             if now >= due:
                 due = now + self._interval
@@ -216,13 +230,16 @@ class ControlThread:
                 self._send(self._report(Sign.HEARTBEAT))
             self._own_time = time.thread_time()
 
-    def _obey(self) -> bool:
+    def _obey_next(self) -> bool | None:
+        """Return whether there was an order; None if the driver is gone."""
         try:
-            data = self._end.recv(_ORDER.size + 1)
+            data = self._end.recv(_ORDER.size + 1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
         except OSError:
-            return False
+            return None
         if not data:
-            return False
+            return None
         if len(data) == _ORDER.size:  # what is no order has no effect
             order, number = _ORDER.unpack(data)
             if order == Order.PING:

@@ -167,6 +167,7 @@ def _live(
             _serve(end, host, control, work, begin)
     finally:
         work.closing = True
+        control.before_shutdown()
         if host is not None:
             host.close()
     return 0
@@ -222,6 +223,7 @@ def _serve(
             fault("worker.received", rank)
         if call.name == "shutdown":
             work.closing = True
+            control.before_shutdown()
             fault("shutdown.worker", rank)
         elif control.cancelled():
             continue
