@@ -28,7 +28,7 @@ def test_a_question_is_answered():
     assert "Paris" in result["text"]
     assert result["prompt"] == QUESTION
     assert result["finish_reason"] == "stop"
-    assert result["metrics"]["num_prompt"] > 20  # the template's words, too
+    assert result["metrics"]["num_prompt_tokens"] > 20  # the template's words, too
     assert content["platform"] == "cpu"
     assert content["executor"] == "uni"
     assert content["model"].endswith(".gguf")

@@ -150,4 +150,4 @@ def test_a_processor_that_leaves_no_token_is_named_and_the_cache_stays():
         with pytest.raises(InvalidRequestError, match=r"logits processor BansAll.*leaves none"):
             llm.generate("x", SamplingParams(seed=13))
         (again,) = llm.generate(long, SamplingParams(temperature=0, max_tokens=1))
-        assert again.metrics.num_cached > 0
+        assert again.metrics.num_cached_tokens > 0

@@ -99,10 +99,10 @@ class EngineMetrics:
     cached_tokens: int = 0
     step_seconds: Histogram = field(factory=_seconds)
     step_tokens: Histogram = field(factory=lambda: Histogram(TOKENS))
-    time_in_queue: Histogram = field(factory=_seconds)
+    queue_time: Histogram = field(factory=_seconds)
     time_to_first_token: Histogram = field(factory=_seconds)
     time_per_output_token: Histogram = field(factory=_seconds)
-    duration: Histogram = field(factory=_seconds)
+    e2e_latency: Histogram = field(factory=_seconds)
     graphs: GraphTable = field(factory=GraphTable)
     gauges: EngineGauges | None = None
 
@@ -135,10 +135,10 @@ class EngineMetrics:
                     self._request_done(output.metrics)
 
     def _request_done(self, metrics: RequestMetrics) -> None:
-        self.time_in_queue.observe(metrics.time_in_queue)
+        self.queue_time.observe(metrics.queue_time)
         self.time_to_first_token.observe(metrics.time_to_first_token)
         self.time_per_output_token.observe(metrics.time_per_output_token)
-        self.duration.observe(metrics.duration)
+        self.e2e_latency.observe(metrics.e2e_latency)
 
     def look(self, roster: Roster, blocks: KVBlocks) -> None:
         """Take over what the scheduler's parts count themselves."""

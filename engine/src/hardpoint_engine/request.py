@@ -46,20 +46,20 @@ class EngineRequest:
 class RequestMetrics:
     """How one request went. Times are monotonic seconds, None for what did not happen.
 
-    ``num_cached`` prompt tokens were found in the prefix cache at the first admission.
+    ``num_cached_tokens`` of the prompt's were in the prefix cache at the first admission.
     """
 
     arrival: float
     first_scheduled: float | None
     first_token: float | None
     finished: float
-    num_prompt: int
-    num_output: int
-    num_cached: int
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    num_cached_tokens: int
     num_preemptions: int
 
     @property
-    def time_in_queue(self) -> float | None:
+    def queue_time(self) -> float | None:
         """Seconds from arrival to the first step."""
         return None if self.first_scheduled is None else self.first_scheduled - self.arrival
 
@@ -71,12 +71,12 @@ class RequestMetrics:
     @property
     def time_per_output_token(self) -> float | None:
         """Mean seconds between tokens after the first; None for fewer than two."""
-        if self.first_token is None or self.num_output < 2:
+        if self.first_token is None or self.num_generation_tokens < 2:
             return None
-        return (self.finished - self.first_token) / (self.num_output - 1)
+        return (self.finished - self.first_token) / (self.num_generation_tokens - 1)
 
     @property
-    def duration(self) -> float:
+    def e2e_latency(self) -> float:
         """Seconds from arrival to the end."""
         return self.finished - self.arrival
 
@@ -201,8 +201,8 @@ class Request:
             first_scheduled=self.first_scheduled,
             first_token=self.first_token,
             finished=now,
-            num_prompt=self.num_prompt,
-            num_output=self.num_output,
-            num_cached=self.num_cached,
+            num_prompt_tokens=self.num_prompt,
+            num_generation_tokens=self.num_output,
+            num_cached_tokens=self.num_cached,
             num_preemptions=self.num_preemptions,
         )

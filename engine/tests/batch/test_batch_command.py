@@ -88,7 +88,7 @@ def test_a_malformed_line_fails_alone_and_parameters_are_a_line_s_own(files):
     assert [each["token_ids"] for each in found[5]["outputs"]] == [
         each.token_ids for each in seeded.outputs
     ]
-    assert found[5]["metrics"]["num_prompt"] == 3
+    assert found[5]["metrics"]["num_prompt_tokens"] == 3
 
     before = out.read_bytes()
     again = generate("--batch-file", prompts, "--output", out, "--max-tokens", 5)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
+from attrs import evolve
 from hardpoint.cli import main
 from hardpoint_engine import LLM
 from hardpoint_engine.bench import serving, table
-from hardpoint_engine.bench.serving import ServingPlan, line_of, measure
+from hardpoint_engine.bench.serving import LATENCY, THROUGHPUT, line_of, measure
 
 DUMMY = ("--platform", "dummy", "--load-format", "dummy", "--max-model-len", "256")
 FIGURES = {
-    "requests", "runs", "median_s", "p90_s", "first_token_s", "per_token_s", "requests_per_s",
-    "output_tokens_per_s", "tokens_per_s", "preemptions",
+    "batch_size", "num_iters", "median_latency_s", "p90_latency_s", "median_ttft_ms",
+    "median_tpot_ms", "request_throughput", "output_throughput", "total_token_throughput",
+    "num_preemptions",
 }  # fmt: skip
 
 
@@ -25,24 +27,24 @@ def llm():
 
 def test_every_run_computes_all_of_its_tokens_anew(llm):
     before = llm.metrics.computed_tokens, llm.metrics.cached_tokens
-    plan = ServingPlan(requests=(1, 3), prompt_tokens=40, output_tokens=4, repeats=2, warm_ups=1)
+    plan = evolve(LATENCY, counts=(1, 3), input_len=40, output_len=4, num_iters=2)
     told = []
     document = measure(llm, plan, "latency", told.append)
-    assert [row["requests"] for row in document["rows"]] == [1, 3]
+    assert [row["batch_size"] for row in document["rows"]] == [1, 3]
     assert told == [line_of(row) for row in document["rows"]]
     computed = llm.metrics.computed_tokens - before[0]
     assert computed == (1 + 3) * 3 * (40 + 4 - 1)
     assert llm.metrics.cached_tokens == before[1]
     for row in document["rows"]:
         assert set(row) == FIGURES
-        assert row["runs"] == 2
-        assert row["tokens_per_s"] == pytest.approx(11 * row["output_tokens_per_s"])
-        assert row["output_tokens_per_s"] == pytest.approx(4 * row["requests_per_s"])
-        assert 0 < row["first_token_s"] <= row["p90_s"]
+        assert row["num_iters"] == 2
+        assert row["total_token_throughput"] == pytest.approx(11 * row["output_throughput"])
+        assert row["output_throughput"] == pytest.approx(4 * row["request_throughput"])
+        assert 0 < row["median_ttft_ms"] <= row["p90_latency_s"] * 1e3
 
 
 def test_lengths_of_throughput_are_mixed_and_the_same_in_each_run(llm):
-    plan = ServingPlan(requests=(8,), prompt_tokens=20, output_tokens=8, repeats=1, varied=True)
+    plan = evolve(THROUGHPUT, counts=(8,), input_len=20, output_len=8, num_iters=1)
     draws = []
     for _ in range(2):
         draw = serving.random.Random(serving.SEED)
@@ -55,23 +57,25 @@ def test_lengths_of_throughput_are_mixed_and_the_same_in_each_run(llm):
     assert all(4 <= length <= 12 for length in outputs)
 
 
-@pytest.mark.parametrize("name", ["latency", "throughput"])
-def test_the_command_prints_a_document(name, capsys):
-    arguments = ("--requests", "1,2", "--repeats", "1", "--output-tokens", "3", "--prompt-tokens")
+@pytest.mark.parametrize(
+    ("name", "counted"), [("latency", "batch_size"), ("throughput", "num_prompts")]
+)
+def test_the_command_prints_a_document(name, counted, capsys):
+    flag = "--" + counted.replace("_", "-")
+    arguments = (flag, "1,2", "--num-iters", "1", "--output-len", "3", "--input-len")
     with pytest.raises(SystemExit) as end:
         main(["bench", name, *DUMMY, *arguments, "4", "--json"])
     assert not end.value.code
     out, errors = capsys.readouterr()
     document = json.loads(out)
     assert (document["bench"], document["platform"], document["executor"]) == (name, "dummy", "uni")
-    assert [row["requests"] for row in document["rows"]] == [1, 2]
+    assert [row[counted] for row in document["rows"]] == [1, 2]
     assert "2 requests:" in errors
 
 
 def test_a_picture_is_drawn(llm, tmp_path):
-    pytest.importorskip("matplotlib")
     picture = tmp_path / "figures.png"
-    plan = ServingPlan(requests=(1, 2), prompt_tokens=4, output_tokens=3, repeats=1)
+    plan = evolve(LATENCY, counts=(1, 2), input_len=4, output_len=3, num_iters=1)
     document = measure(llm, plan, "latency", lambda line: None)
     serving.plot(document, str(picture), table.plotting())
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -80,8 +84,8 @@ def test_a_picture_is_drawn(llm, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--requests", "1,x"), "numbers of requests, not '1,x'"),
-        (("--repeats", "0"), "0 is not in the range"),
+        (("--batch-size", "1,x"), "numbers of requests, not '1,x'"),
+        (("--num-iters", "0"), "0 is not in the range"),
         (("--plot", "/none/at/all.png"), "there is no folder"),
     ],
 )

@@ -228,7 +228,7 @@ class TestAbort:
         one.core.abort("a", "stop", "END")
         one.run()
         assert (one.ends["a"].finish_reason, one.ends["a"].stop_reason) == ("stop", "END")
-        assert one.ends["a"].metrics.num_output == 1
+        assert one.ends["a"].metrics.num_generation_tokens == 1
 
 
 @pytest.fixture
@@ -347,7 +347,7 @@ class TestMemory:
 
     def cached(self, one):
         one.ask(self.PROMPT, max_tokens=1)
-        return one.outputs[-1].metrics.num_cached
+        return one.outputs[-1].metrics.num_cached_tokens
 
     def test_after_a_reset_nothing_is_found(self, engine):
         one = engine()
@@ -425,7 +425,7 @@ def test_totals_add_up(engine):
     assert metrics.generated_tokens == sum(map(len, one.tokens.values())) == 120
     assert metrics.computed_tokens == metrics.step_tokens.total
     assert metrics.steps == metrics.step_seconds.count == len(one.calls("execute_model"))
-    assert metrics.time_to_first_token.count == metrics.duration.count == 5
+    assert metrics.time_to_first_token.count == metrics.e2e_latency.count == 5
     ends = [end.metrics for end in one.ends.values()]
     assert metrics.preemptions == sum(end.num_preemptions for end in ends)
     assert metrics.cached_tokens == sum(end.num_cached for end in ends)

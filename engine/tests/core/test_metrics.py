@@ -20,20 +20,21 @@ def test_a_histogram_counts_at_most_each_bound():
 def request(**changes):
     values = {
         "arrival": 1.0, "first_scheduled": 1.5, "first_token": 2.0, "finished": 5.0,
-        "num_prompt": 3, "num_output": 4, "num_cached": 0, "num_preemptions": 0,
+        "num_prompt_tokens": 3, "num_generation_tokens": 4, "num_cached_tokens": 0,
+        "num_preemptions": 0,
     }  # fmt: skip
     return RequestMetrics(**(values | changes))
 
 
 def test_times_of_a_request():
     whole = request()
-    assert (whole.time_in_queue, whole.time_to_first_token) == (0.5, 1.0)
-    assert (whole.time_per_output_token, whole.duration) == (1.0, 4.0)
-    never_ran = request(first_scheduled=None, first_token=None, num_output=0)
-    assert never_ran.time_in_queue is None
+    assert (whole.queue_time, whole.time_to_first_token) == (0.5, 1.0)
+    assert (whole.time_per_output_token, whole.e2e_latency) == (1.0, 4.0)
+    never_ran = request(first_scheduled=None, first_token=None, num_generation_tokens=0)
+    assert never_ran.queue_time is None
     assert never_ran.time_to_first_token is None
     assert never_ran.time_per_output_token is None
-    assert request(num_output=1).time_per_output_token is None
+    assert request(num_generation_tokens=1).time_per_output_token is None
 
 
 def test_two_engines_count_apart():

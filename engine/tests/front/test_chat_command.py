@@ -125,9 +125,12 @@ def test_the_second_turn_computes_little_more_than_itself(llm):
     (second,) = llm.generate(again, sampling)
     block = llm.config.cache.block_size
     known = len(ids) + len(first.outputs[0].token_ids) - 1
-    assert second.metrics.num_cached == known // block * block
+    assert second.metrics.num_cached_tokens == known // block * block
     computed = llm.metrics.computed_tokens - before
-    assert computed == len(again) - second.metrics.num_cached + len(second.outputs[0].token_ids) - 1
+    assert (
+        computed
+        == len(again) - second.metrics.num_cached_tokens + len(second.outputs[0].token_ids) - 1
+    )
 
 
 class Terminal:

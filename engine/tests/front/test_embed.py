@@ -25,7 +25,7 @@ def test_each_prompt_has_a_vector_and_no_token(llm):
     assert (second.prompt, third.prompt) == ("two", None)
     assert third.prompt_token_ids == [116, 119, 111]
     assert llm.metrics.generated_tokens == 0
-    assert first.metrics.num_output == 0
+    assert first.metrics.num_generation_tokens == 0
     assert llm.metrics.finished == {"stop": 3}
     assert llm.embed("two")[0].embedding == second.embedding
     assert not llm.core.has_unfinished()
@@ -36,9 +36,9 @@ def test_cached_beginnings_are_used_where_only_the_last_state_counts(llm, kind, 
     prompt = "x" * 100
     llm.generate(prompt, SHORT)
     (result,) = llm.embed(prompt, PoolingParams(kind))
-    assert (result.metrics.num_cached > 0) == cached
+    assert (result.metrics.num_cached_tokens > 0) == cached
     (answer,) = llm.generate(prompt, SHORT)  # and what it computed is found again
-    assert answer.metrics.num_cached == 96
+    assert answer.metrics.num_cached_tokens == 96
 
 
 def test_chunks_and_a_small_cache_change_nothing():

@@ -59,7 +59,7 @@ def test_json_is_one_document():
         assert set(result) == {"prompt", "text", "token_ids", "finish_reason", "metrics"}
         assert len(result["token_ids"]) == 5
         assert result["finish_reason"] == "length"
-        assert result["metrics"]["num_output"] == 5
+        assert result["metrics"]["num_generation_tokens"] == 5
         assert result["metrics"]["time_to_first_token"] > 0
 
 

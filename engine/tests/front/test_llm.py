@@ -71,7 +71,7 @@ def test_texts_and_ids_are_the_same_prompt(llm, prompts):
         assert answer.text == bytes(answer.token_ids).decode(errors="replace")
         assert answer.finish_reason == "length"
         assert answer.logprobs is None
-        assert result.metrics.num_output == 8
+        assert result.metrics.num_generation_tokens == 8
 
 
 def test_one_prompt_is_a_list_of_one_result(llm):

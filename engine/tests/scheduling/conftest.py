@@ -253,7 +253,7 @@ class Driver:
             self.tokens[output.req_id] += output.new_tokens
             if output.finish_reason:
                 self.ends[output.req_id] = output
-                assert output.metrics.num_output >= len(self.tokens[output.req_id])
+                assert output.metrics.num_generation_tokens >= len(self.tokens[output.req_id])
             else:
                 assert output.new_tokens
                 assert output.metrics is None

@@ -105,8 +105,8 @@ def test_a_repeated_prompt_computes_only_what_is_not_full(fakes):
     driver.add("b", PROMPT)
     driver.run()
     assert driver.tokens["a"] == driver.tokens["b"] == fakes.answer(PROMPT, 8)
-    assert driver.ends["a"].metrics.num_cached == 0
-    assert driver.ends["b"].metrics.num_cached == 12
+    assert driver.ends["a"].metrics.num_cached_tokens == 0
+    assert driver.ends["b"].metrics.num_cached_tokens == 12
     stats = driver.scheduler.blocks.prefix.stats
     assert (stats.queried_tokens, stats.hit_tokens) == (26, 12)
     assert driver.worker.computed_tokens == 20 + 8
@@ -118,7 +118,7 @@ def test_the_last_token_of_a_prompt_is_always_computed(fakes):
     for req_id in ("a", "b"):
         driver.add(req_id, PROMPT[:12], max_tokens=1)
         driver.run()
-    assert driver.ends["b"].metrics.num_cached == 8
+    assert driver.ends["b"].metrics.num_cached_tokens == 8
     assert driver.tokens["b"] == fakes.answer(PROMPT[:12], 1)
 
 
@@ -129,7 +129,7 @@ def test_a_conversation_finds_its_own_answers(fakes):
     longer = PROMPT + driver.tokens["a"] + (7, 8, 9)
     driver.add("b", longer)
     driver.run()
-    assert driver.ends["b"].metrics.num_cached == 20
+    assert driver.ends["b"].metrics.num_cached_tokens == 20
     assert driver.tokens["b"] == fakes.answer(longer, 8)
 
 
@@ -160,10 +160,10 @@ def test_other_contents_are_not_reused(fakes, options):
     driver.run()
     driver.add("b", PROMPT, **options)
     driver.run()
-    assert driver.ends["b"].metrics.num_cached == 0
+    assert driver.ends["b"].metrics.num_cached_tokens == 0
     driver.add("c", PROMPT)
     driver.run()
-    assert driver.ends["c"].metrics.num_cached == 12
+    assert driver.ends["c"].metrics.num_cached_tokens == 12
 
 
 def test_adapters_differ_by_content_not_by_name(fakes):
@@ -171,7 +171,7 @@ def test_adapters_differ_by_content_not_by_name(fakes):
     for req_id, digest, cached in (("a", "x", 0), ("b", "y", 0), ("c", "x", 12)):
         driver.add(req_id, PROMPT, lora=LoRARequest(id=1, name=req_id, path="p", digest=digest))
         driver.run()
-        assert driver.ends[req_id].metrics.num_cached == cached
+        assert driver.ends[req_id].metrics.num_cached_tokens == cached
 
 
 def test_a_new_weight_epoch_finds_nothing_old(fakes):
@@ -184,10 +184,10 @@ def test_a_new_weight_epoch_finds_nothing_old(fakes):
     driver.run()  # b goes on with old contents, and must not name any for the new weights
     driver.add("c", PROMPT[:9] + fakes.answer(PROMPT[:9], 39), max_tokens=1)
     driver.run()
-    assert driver.ends["c"].metrics.num_cached == 0
+    assert driver.ends["c"].metrics.num_cached_tokens == 0
     driver.add("d", PROMPT[:9] + fakes.answer(PROMPT[:9], 39), max_tokens=1)
     driver.run()
-    assert driver.ends["d"].metrics.num_cached == 44
+    assert driver.ends["d"].metrics.num_cached_tokens == 44
 
 
 def test_of_an_ended_request_the_beginning_is_kept_longest(fakes):
@@ -198,7 +198,7 @@ def test_of_an_ended_request_the_beginning_is_kept_longest(fakes):
     driver.run()
     driver.add("again", PROMPT, max_tokens=1)
     driver.run()
-    assert driver.ends["again"].metrics.num_cached == 8
+    assert driver.ends["again"].metrics.num_cached_tokens == 8
 
 
 def test_switched_off_nothing_is_kept(fakes):
@@ -206,6 +206,6 @@ def test_switched_off_nothing_is_kept(fakes):
     for req_id in ("a", "b"):
         driver.add(req_id, PROMPT)
         driver.run()
-    assert driver.ends["b"].metrics.num_cached == 0
+    assert driver.ends["b"].metrics.num_cached_tokens == 0
     assert driver.scheduler.blocks.prefix is None
     driver.check_idle()

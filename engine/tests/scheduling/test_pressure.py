@@ -137,12 +137,17 @@ def test_the_totals_add_up(crowd):
     least = 0
     for req_id, end in driver.ends.items():
         metrics = end.metrics
-        assert metrics.num_prompt == len(crowd.prompts[req_id])
-        assert metrics.num_output >= len(driver.tokens[req_id])
-        assert metrics.num_cached < max(1, metrics.num_prompt)
+        assert metrics.num_prompt_tokens == len(crowd.prompts[req_id])
+        assert metrics.num_generation_tokens >= len(driver.tokens[req_id])
+        assert metrics.num_cached_tokens < max(1, metrics.num_prompt_tokens)
         if req_id not in crowd.aborted:
-            assert metrics.num_output == len(driver.tokens[req_id])
-            least += metrics.num_prompt - metrics.num_cached + metrics.num_output - 1
+            assert metrics.num_generation_tokens == len(driver.tokens[req_id])
+            least += (
+                metrics.num_prompt_tokens
+                - metrics.num_cached_tokens
+                + metrics.num_generation_tokens
+                - 1
+            )
     ends = driver.ends.values()
     assert sum(end.metrics.num_preemptions for end in ends) == (
         driver.scheduler.roster.num_preemptions

@@ -21,37 +21,40 @@ Row = dict[str, Any]
 
 @frozen(kw_only=True)
 class ServingPlan:
-    """What is measured: for each number of ``requests`` that come at once, ``repeats`` times after
-    ``warm_ups`` that do not count. Prompts are random ids, none alike, so that none is cached.
+    """What is measured: for each of ``counts``, numbers of requests that come at once,
+    ``num_iters`` times after ``num_iters_warmup`` that do not count. Prompts are random ids, none
+    alike, so that none is cached. ``counted`` is what rows call that number.
     """
 
-    requests: tuple[int, ...]
-    prompt_tokens: int = 32
-    output_tokens: int = 32
-    repeats: int = 5
-    warm_ups: int = 1
+    counted: str
+    counts: tuple[int, ...]
+    input_len: int = 32
+    output_len: int = 32
+    num_iters: int = 5
+    num_iters_warmup: int = 1
     varied: bool = False
     """Whether lengths are drawn, from a half of those numbers to one and a half."""
 
 
-LATENCY = ServingPlan(requests=(1, 2, 4, 8))
-THROUGHPUT = ServingPlan(requests=(1, 8, 64), repeats=3, varied=True)
+LATENCY = ServingPlan(counted="batch_size", counts=(1, 2, 4, 8))
+THROUGHPUT = ServingPlan(counted="num_prompts", counts=(1, 8, 64), num_iters=3, varied=True)
 
 
 def measure(llm: LLM, plan: ServingPlan, name: str, tell: Callable[[str], None]) -> Row:
-    """Return the whole document. Times are in seconds."""
+    """Return the whole document. Times are in the unit of their name."""
     draw = random.Random(SEED)  # noqa: S311 - lengths and ids, not keys
     rows = []
-    for count in plan.requests:
-        runs = [_run(llm, plan, count, draw) for _ in range(plan.warm_ups + plan.repeats)]
-        rows.append(_row(count, runs[plan.warm_ups :]))
+    for count in plan.counts:
+        every = plan.num_iters_warmup + plan.num_iters
+        runs = [_run(llm, plan, count, draw) for _ in range(every)]
+        rows.append({plan.counted: count, **_figures(count, runs[plan.num_iters_warmup :])})
         tell(line_of(rows[-1]))
     return {
         "bench": name,
         "model": str(llm.description.path),
         "platform": llm.platform.name,
-        "prompt_tokens": plan.prompt_tokens,
-        "output_tokens": plan.output_tokens,
+        "input_len": plan.input_len,
+        "output_len": plan.output_len,
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],
         "rows": rows,
@@ -61,10 +64,16 @@ def measure(llm: LLM, plan: ServingPlan, name: str, tell: Callable[[str], None])
 def line_of(row: Mapping[str, Any]) -> str:
     """Return one row as text."""
     return (
-        f"{row['requests']:5} requests: {row['median_s']:8.3f} s (p90 {row['p90_s']:.3f}), first "
-        f"token {row['first_token_s'] * 1e3:8.1f} ms, then {row['per_token_s'] * 1e3:7.2f} ms "
-        f"each, {row['output_tokens_per_s']:8.1f} tokens/s"
+        f"{count_of(row):5} requests: {row['median_latency_s']:8.3f} s (p90 "
+        f"{row['p90_latency_s']:.3f}), TTFT {row['median_ttft_ms']:8.1f} ms, TPOT "
+        f"{row['median_tpot_ms']:7.2f} ms, {row['output_throughput']:8.1f} tokens/s"
     )
+
+
+def count_of(row: Mapping[str, Any]) -> int:
+    """Return how many requests a row is of."""
+    found: int = row.get(LATENCY.counted) or row[THROUGHPUT.counted]
+    return found
 
 
 def _run(
@@ -73,10 +82,10 @@ def _run(
     """Return how long one batch took, and its results."""
     vocab_size = llm.description.vocab_size
     prompts = [
-        [draw.randrange(vocab_size) for _ in range(_length(plan.prompt_tokens, plan, draw))]
+        [draw.randrange(vocab_size) for _ in range(_length(plan.input_len, plan, draw))]
         for _ in range(count)
     ]
-    lengths = [_length(plan.output_tokens, plan, draw) for _ in range(count)]
+    lengths = [_length(plan.output_len, plan, draw) for _ in range(count)]
     params = [
         SamplingParams(temperature=0, max_tokens=length, min_tokens=length, ignore_eos=True)
         for length in lengths
@@ -90,23 +99,26 @@ def _length(mean: int, plan: ServingPlan, draw: random.Random) -> int:
     return max(1, draw.randint(mean // 2, mean + mean // 2)) if plan.varied else mean
 
 
-def _row(count: int, runs: Sequence[tuple[float, Sequence[RequestOutput]]]) -> Row:
+def _figures(count: int, runs: Sequence[tuple[float, Sequence[RequestOutput]]]) -> Row:
+    """Return what was measured: latency is that of the whole batch; times to the first token
+    (TTFT) and per output token after it (TPOT) are medians over all requests; throughputs are
+    a second.
+    """
     seconds = sorted(taken for taken, _ in runs)
     metrics = [result.metrics for _, results in runs for result in results if result.metrics]
     total = sum(seconds)
-    generated = sum(each.num_output for each in metrics)
-    computed = sum(each.num_prompt + each.num_output for each in metrics)
+    generated = sum(each.num_generation_tokens for each in metrics)
+    computed = sum(each.num_prompt_tokens + each.num_generation_tokens for each in metrics)
     return {
-        "requests": count,
-        "runs": len(runs),
-        "median_s": statistics.median(seconds),
-        "p90_s": seconds[min(len(seconds) - 1, int(0.9 * len(seconds)))],
-        "first_token_s": _median(each.time_to_first_token for each in metrics),
-        "per_token_s": _median(each.time_per_output_token for each in metrics),
-        "requests_per_s": count * len(runs) / total,
-        "output_tokens_per_s": generated / total,
-        "tokens_per_s": computed / total,
-        "preemptions": sum(each.num_preemptions for each in metrics),
+        "num_iters": len(runs),
+        "median_latency_s": statistics.median(seconds),
+        "p90_latency_s": seconds[min(len(seconds) - 1, int(0.9 * len(seconds)))],
+        "median_ttft_ms": 1e3 * _median(each.time_to_first_token for each in metrics),
+        "median_tpot_ms": 1e3 * _median(each.time_per_output_token for each in metrics),
+        "request_throughput": count * len(runs) / total,
+        "output_throughput": generated / total,
+        "total_token_throughput": computed / total,
+        "num_preemptions": sum(each.num_preemptions for each in metrics),
     }
 
 
@@ -119,14 +131,17 @@ def _median(values: Iterator[float | None]) -> float:
 def plot(document: Mapping[str, Any], path: str, pyplot: Any) -> None:
     """Draw seconds and tokens a second over the number of requests into ``path``."""
     rows = document["rows"]
-    counts = [row["requests"] for row in rows]
+    counts = [count_of(row) for row in rows]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.5))
-    for name, label in (("median_s", "whole, median"), ("p90_s", "whole, p90"),
-                        ("first_token_s", "first token, median")):  # fmt: skip
-        left.plot(counts, [row[name] for row in rows], marker="o", label=label)
+    for name, unit, label in (
+        ("median_latency_s", 1.0, "latency, median"),
+        ("p90_latency_s", 1.0, "latency, p90"),
+        ("median_ttft_ms", 1e-3, "TTFT, median"),
+    ):
+        left.plot(counts, [row[name] * unit for row in rows], marker="o", label=label)
     left.set(xscale="log", yscale="log", xlabel="requests at once", ylabel="seconds")
     left.legend()
-    right.plot(counts, [row["output_tokens_per_s"] for row in rows], marker="o")
+    right.plot(counts, [row["output_throughput"] for row in rows], marker="o")
     right.set(xscale="log", xlabel="requests at once", ylabel="generated tokens a second")
     for panel in (left, right):
         panel.set_xticks(counts, labels=map(str, counts))

@@ -184,14 +184,14 @@ def metrics_table(metrics: RequestMetrics | None) -> dict[str, Any] | None:
     if metrics is None:
         return None
     names = (
-        "num_prompt",
-        "num_output",
-        "num_cached",
+        "num_prompt_tokens",
+        "num_generation_tokens",
+        "num_cached_tokens",
         "num_preemptions",
-        "time_in_queue",
+        "queue_time",
         "time_to_first_token",
         "time_per_output_token",
-        "duration",
+        "e2e_latency",
     )
     return {name: getattr(metrics, name) for name in names}
 

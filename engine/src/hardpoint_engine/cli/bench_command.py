@@ -76,18 +76,21 @@ def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate ``command`` with what the measurements of one engine have in common."""
     least = click.IntRange(min=1)
     for flag, about in (
-        ("--repeats", "runs that count, for each number of requests"),
-        ("--output-tokens", "tokens of an answer (throughput: on average)"),
-        ("--prompt-tokens", "tokens of a prompt (throughput: on average)"),
+        ("--num-iters", "runs that count, for each number of requests"),
+        ("--output-len", "tokens of an answer (throughput: on average)"),
+        ("--input-len", "tokens of a prompt (throughput: on average)"),
     ):
         command = click.option(flag, type=least, metavar="N", help=about)(command)
-    command = click.option(
-        "--requests", metavar="N,...", callback=_counts, help="numbers of requests at once"
-    )(command)
     command = click.option(
         "--plot", "plot_path", metavar="FILE.png", help="draw the figures, too (needs matplotlib)"
     )(command)
     return click.option("--json", "as_json", is_flag=True, help="print one JSON document")(command)
+
+
+def counts_option(flag: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds ``flag``, the numbers of requests that come at once."""
+    about = "numbers of requests at once"
+    return click.option(flag, "counts", metavar="N,...", callback=_counts, help=about)
 
 
 def _counts(
@@ -104,10 +107,12 @@ def _counts(
 @bench.command(
     short_help="Seconds of a batch of this engine.", context_settings={"max_content_width": 100}
 )
+@counts_option("--batch-size")
 @serving_options
 @configuration_options
 def latency(**options: Any) -> None:
-    """Time batches of requests that come at once: the whole, the first token, each token after it.
+    """Time batches of requests that come at once: the whole, the time to the first token (TTFT),
+    the time per output token after it (TPOT).
 
     All flags of the configuration hold, as for hardpoint generate. Prompts are random tokens.
     """
@@ -117,6 +122,7 @@ def latency(**options: Any) -> None:
 @bench.command(
     short_help="Tokens a second of this engine.", context_settings={"max_content_width": 100}
 )
+@counts_option("--num-prompts")
 @serving_options
 @configuration_options
 def throughput(**options: Any) -> None:
@@ -128,8 +134,8 @@ def throughput(**options: Any) -> None:
 
 
 def _measure(name: str, options: dict[str, Any]) -> None:
-    numbers = {key: options.pop(key) for key in ("prompt_tokens", "output_tokens", "repeats")}
-    more = {key: options.pop(key) for key in ("requests", "as_json", "plot_path")}
+    numbers = {key: options.pop(key) for key in ("input_len", "output_len", "num_iters")}
+    more = {key: options.pop(key) for key in ("counts", "as_json", "plot_path")}
     with interruptible():
         from hardpoint_engine.cli.bench_serving import run
 

@@ -29,7 +29,7 @@ def run(
     name: str,
     options: Mapping[str, Any],
     *,
-    requests: tuple[int, ...] | None,
+    counts: tuple[int, ...] | None,
     numbers: Mapping[str, int | None],
     as_json: bool,
     plot_path: str | None,
@@ -37,8 +37,8 @@ def run(
     """Measure and print. ``numbers`` are fields of the plan, None for its own."""
     given: dict[str, Any] = {key: value for key, value in numbers.items() if value is not None}
     plan = evolve(PLANS[name], **given)
-    if requests is not None:
-        plan = evolve(plan, requests=requests)
+    if counts is not None:
+        plan = evolve(plan, counts=counts)
     pyplot = None
     if plot_path is not None:
         if not Path(plot_path).absolute().parent.is_dir():

@@ -117,9 +117,9 @@ class Timeline:
         lane = self._lane(REQUESTS, begin, end, "lane")
         facts = {
             "finish_reason": output.finish_reason,
-            "prompt_tokens": metrics.num_prompt,
-            "output_tokens": metrics.num_output,
-            "cached_tokens": metrics.num_cached,
+            "prompt_tokens": metrics.num_prompt_tokens,
+            "output_tokens": metrics.num_generation_tokens,
+            "cached_tokens": metrics.num_cached_tokens,
             "preemptions": metrics.num_preemptions,
         }
         self._span(f"request {output.req_id}", REQUESTS, lane, begin, end, facts)
