@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class HardpointError(Exception):
-    """Base of all errors raised on purpose by Hardpoint and its plugins."""
+    """Base of all errors raised on purpose by Hardpoint and its plugins.
+
+    What to do: read the message: it names the thing, the value and the way out. Catch this class to
+    catch all.
+    """
 
     exit_code: int = 1
     consequence: bool = False
@@ -35,7 +39,11 @@ def _rebuild(kind: type[BaseException], args: tuple[object, ...]) -> BaseExcepti
 
 
 class ConfigError(HardpointError):
-    """The configuration cannot be honoured; ``problems`` lists everything wrong with it at once."""
+    """The configuration cannot be honoured; ``problems`` lists everything wrong with it at once.
+
+    What to do: mend each problem that the message lists; ``hardpoint doctor`` with the same
+    settings shows who set what.
+    """
 
     exit_code = 2
 
@@ -45,7 +53,11 @@ class ConfigError(HardpointError):
 
 
 class InvalidRequestError(HardpointError, ValueError):
-    """One request is malformed or impossible; only that request fails."""
+    """One request is malformed or impossible; only that request fails.
+
+    What to do: mend the parameter that the message names (``field``, ``value``) and send the
+    request again.
+    """
 
     exit_code = 2
 
@@ -56,7 +68,10 @@ class InvalidRequestError(HardpointError, ValueError):
 
 
 class PluginError(HardpointError):
-    """A plugin is missing, broken, refused, or two of them collide."""
+    """A plugin is missing, broken, refused, or two of them collide.
+
+    What to do: ``hardpoint plugins`` shows the state of each plugin, and why.
+    """
 
     exit_code = 2
 
@@ -64,25 +79,41 @@ class PluginError(HardpointError):
 class PluginNotFoundError(PluginError):
     """No plugin of that name is installed; the message has close matches, what is installed, how to
     install.
+
+    What to do: install the distribution, or correct the name.
     """
 
 
 class PluginConflictError(PluginError):
     """Two distributions (or two offers) claim one name; the message names both and the key that
     decides.
+
+    What to do: uninstall one of the two, or name the one to take in the key that the message gives.
     """
 
 
 class IncompatiblePluginError(PluginError):
-    """The plugin was built for a contract number that this core does not serve."""
+    """The plugin was built for a contract number that this core does not serve.
+
+    What to do: install a version of the plugin that was built for this contract number, or a
+    fitting core.
+    """
 
 
 class PluginLoadError(PluginError):
-    """A plugin raised while it was imported or registered; what it raised is ``__cause__``."""
+    """A plugin raised while it was imported or registered; what it raised is ``__cause__``.
+
+    What to do: read ``__cause__``; it is the plugin's own error. Tell the plugin's author, or name
+    the plugin in ``plugins.disable``.
+    """
 
 
 class NoPlatformError(PluginError):
-    """No platform is available; ``table`` has every candidate's verdict."""
+    """No platform is available; ``table`` has every candidate's verdict.
+
+    What to do: read the reasons in ``table``; install a platform that suits this machine, or name
+    one that may be used by name only.
+    """
 
     def __init__(self, message: str, *, table: str) -> None:
         super().__init__(message)
@@ -90,7 +121,11 @@ class NoPlatformError(PluginError):
 
 
 class UnsupportedError(HardpointError):
-    """A capability that this plugin does not offer was asked for."""
+    """A capability that this plugin does not offer was asked for.
+
+    What to do: leave the capability out, or take a platform or version that has it; `hardpoint
+    doctor NAME` lists what each has.
+    """
 
     exit_code = 2
 
@@ -105,12 +140,17 @@ class UnsupportedError(HardpointError):
 
 
 class LifecycleError(HardpointError):
-    """A worker method was called out of order; the message names the step that is missing."""
+    """A worker method was called out of order; the message names the step that is missing.
+
+    What to do: call the missing step first. Under an executor this is a fault of whoever called.
+    """
 
 
 class CheckpointError(HardpointError):
     """A model file is absent, truncated, corrupt, or not what it says; names the file and the
     tensor.
+
+    What to do: fetch the file again, or name another; what is read is in the page on models.
     """
 
     exit_code = 2
@@ -119,12 +159,17 @@ class CheckpointError(HardpointError):
 class UnsupportedModelError(CheckpointError):
     """The model's architecture or format is not one that is known here; the message lists those
     that are.
+
+    What to do: convert the model, name another, or write the architecture as a plugin.
     """
 
 
 class MemoryBudgetError(HardpointError):
     """What was asked for does not fit the memory that may be used; the message has the figures in
     bytes.
+
+    What to do: shorten ``max_model_len``, raise ``memory_utilization``, take a smaller type, or
+    spread the model over more workers.
     """
 
     exit_code = 2
@@ -133,17 +178,26 @@ class MemoryBudgetError(HardpointError):
 class EncodingError(HardpointError):
     """An argument or a result cannot cross to or from a worker; names the path to the offending
     value.
+
+    What to do: send plain data, records or arrays; a plugin declares classes of its own in its
+    record's ``messages``.
     """
 
 
 class CallTimeoutError(HardpointError, TimeoutError):
     """A call was not answered in time. The executor still works; the late reply is dropped and
     counted.
+
+    What to do: call again with a longer timeout, or ask ``check_health()`` what the workers do.
     """
 
 
 class CancelledStepError(HardpointError):
-    """The work was ended from the driver (shutdown, Ctrl-C) before it was complete."""
+    """The work was ended from the driver (shutdown, Ctrl-C) before it was complete.
+
+    What to do: nothing, if you ended it; else look for the first error, of which this is a
+    consequence.
+    """
 
     consequence = True
 
@@ -154,6 +208,9 @@ class RemoteError(HardpointError):
 
     Attributes: ``rank`` of the worker, ``type_name`` of the exception (qualified),
     ``remote_traceback`` as text.
+
+    What to do: read ``__cause__`` and ``remote_traceback``; the executor goes on, unless it says
+    that it has failed.
     """
 
     def __init__(self, message: str, *, rank: int, type_name: str, remote_traceback: str) -> None:
@@ -164,12 +221,18 @@ class RemoteError(HardpointError):
 
 
 class ExecutorFailedError(HardpointError):
-    """The executor has failed for good; the first error is ``__cause__``. Start a new one."""
+    """The executor has failed for good; the first error is ``__cause__``. Start a new one.
+
+    What to do: mend the cause and start a new engine; this one is over.
+    """
 
 
 class WorkerDiedError(ExecutorFailedError):
     """A worker's process or thread ended: ``rank``, ``pid``, ``exit`` (code, or negative signal),
     ``last_lines``.
+
+    What to do: read ``last_lines`` and ``exit``: -9 is most often the system's memory killer. Start
+    a new engine.
     """
 
     def __init__(
@@ -193,6 +256,9 @@ class WorkerDiedError(ExecutorFailedError):
 class WorkerSilentError(ExecutorFailedError):
     """A worker's process is there and gives no sign of life: ``rank``, ``pid``, ``seconds``,
     ``stack`` (Python, as text; empty if it could not be had).
+
+    What to do: read ``stack``. Where a compiler holds the interpreter for long, the platform must
+    say so in ``silent_after``.
     """
 
     def __init__(self, *, rank: int, pid: int, seconds: float, stack: str = "") -> None:
@@ -206,6 +272,8 @@ class WorkerSilentError(ExecutorFailedError):
 class WorkerHungError(ExecutorFailedError):
     """A worker that answers has been busy with one call for longer than is allowed: ``rank``,
     ``pid``, ``call``, ``seconds``, ``stack`` as in WorkerSilentError.
+
+    What to do: read ``stack``; raise the executor's limit if such calls are meant to take as long.
     """
 
     def __init__(self, *, rank: int, pid: int, call: str, seconds: float, stack: str = "") -> None:
@@ -220,6 +288,9 @@ class WorkerHungError(ExecutorFailedError):
 class StartTimeoutError(ExecutorFailedError, TimeoutError):
     """No worker came further for ``seconds`` while some were not ready: ``stages`` says where each
     rank that is not ready stands.
+
+    What to do: look at the stage of each rank; where it is only slow, raise the executor's
+    ``start_timeout``.
     """
 
     def __init__(self, *, seconds: float, stages: Mapping[int, str]) -> None:

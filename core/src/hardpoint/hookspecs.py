@@ -365,7 +365,8 @@ def hardpoint_step_started(scheduler_output: SchedulerOutput, rank: int | None) 
 def hardpoint_step_finished(
     scheduler_output: SchedulerOutput, output: ModelRunnerOutput | None, rank: int | None
 ) -> None:
-    """Hear that a step ended, where it began; ``output`` is None where this rank has none.
+    """Hear that a step ended. Called in each worker, and in the driver with rank None; ``output``
+    is None where this rank has none, or the step failed.
 
     Example::
 
@@ -389,8 +390,7 @@ def hardpoint_executor_failed(executor: Executor, error: BaseException) -> None:
 
 @hookspec
 def hardpoint_worker_closing(worker: Worker) -> None:
-    """Hear that a worker is about to give everything back. Called in the worker, before
-    ``shutdown``.
+    """Hear that a worker is about to give all back. Called in the worker, before ``shutdown``.
 
     Example::
 

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 
 class LogitsProcessorError(HardpointError):
-    """A logits processor raised, or did what it must not; names it."""
+    """A logits processor raised, or did what it must not; names it.
+
+    What to do: read ``__cause__``; mend the processor that the message names, or leave it out of
+    ``logits_processors``.
+    """
 
 
 @frozen(kw_only=True, eq=False)

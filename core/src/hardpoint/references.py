@@ -16,11 +16,17 @@ _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class UnresolvedReferenceError(PluginLoadError, ImportError):
-    """A reference leads nowhere; the message has the whole reference and the part that failed."""
+    """A reference leads nowhere; the message has the whole reference and the part that failed.
+
+    What to do: correct the part that the message names: the module or the attribute.
+    """
 
 
 class WrongClassError(PluginError, TypeError):
-    """A reference leads to something that is not the class that is needed."""
+    """A reference leads to something that is not the class that is needed.
+
+    What to do: correct the reference in the plugin's record or in the configuration.
+    """
 
 
 def is_reference(text: str) -> bool:

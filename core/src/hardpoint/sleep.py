@@ -23,7 +23,10 @@ class Residency(Enum):
 
 
 class SleepStateError(LifecycleError):
-    """Something needs state that is asleep, undefined or partial."""
+    """Something needs state that is asleep, undefined or partial.
+
+    What to do: wake what the message names, and reload weights that were dropped; then call again.
+    """
 
 
 def check_tags(tags: Iterable[str] | None) -> tuple[str, ...]:

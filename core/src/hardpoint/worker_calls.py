@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 
 class DivergedError(HardpointError):
-    """Ranks that must agree do not; the message has each rank's answer."""
+    """Ranks that must agree do not; the message has each rank's answer.
+
+    What to do: call again; if it stays, shut down and start anew: the ranks are no longer alike.
+    """
 
 
 class WorkerCalls(ABC):

@@ -41,7 +41,11 @@ def usual_kind() -> str:
 
 
 class ChannelClosedError(HardpointError):
-    """The channel was closed, here or at the other end."""
+    """The channel was closed, here or at the other end.
+
+    What to do: nothing by itself: it follows from a shutdown or from the end of a worker; look for
+    that error.
+    """
 
 
 @frozen(kw_only=True)

@@ -60,7 +60,10 @@ _PASSED, _FIRED = "passed", "fired"
 
 
 class InjectedFaultError(HardpointError):
-    """What a fault of the kind ``raise`` raises: the point, which passage of it, and the rank."""
+    """What a fault of the kind ``raise`` raises: the point, which passage of it, and the rank.
+
+    What to do: nothing: a test asked for it.
+    """
 
     def __init__(self, point: str, nth: int, rank: int | None) -> None:
         whose = "" if rank is None else f", rank {rank}"

@@ -46,7 +46,11 @@ _MOST_WAITING = 8
 
 
 class UnknownMethodError(HardpointError, AttributeError):
-    """No worker method of that name; the message has the worker's class and close matches."""
+    """No worker method of that name; the message has the worker's class and close matches.
+
+    What to do: correct the name, or install the plugin that offers it through
+    ``hardpoint_worker_methods``.
+    """
 
 
 class WorkerHost:

@@ -54,6 +54,9 @@ _DEEPEST = 40
 class UntypedError(UnsupportedError, EncodingError):
     """A value of a type that does not travel under ``rpc.pickle = "never"``; names the path to
     it.
+
+    What to do: send plain data or a registered record (``messages`` of the plugin's record), or set
+    ``rpc.pickle = "local"``.
     """
 
 

@@ -39,11 +39,18 @@ are waited for that.
 
 
 class TransportMissingError(HardpointError):
-    """The library of a transport is not installed."""
+    """The library of a transport is not installed.
+
+    What to do: install it, or name an interpreter that has it (``--vllm-python``,
+    ``--ray-python``).
+    """
 
 
 class TransportFailedError(HardpointError):
-    """A transport did not do what it was told."""
+    """A transport did not do what it was told.
+
+    What to do: run again with this transport alone (``--transport``) and read what it prints.
+    """
 
 
 class Driver:

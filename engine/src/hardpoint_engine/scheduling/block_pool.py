@@ -18,7 +18,10 @@ from hardpoint.errors import HardpointError
 
 
 class BlockAccountError(HardpointError):
-    """The driver's accounts of KV blocks contradict themselves: a defect of the engine."""
+    """The driver's accounts of KV blocks contradict themselves: a defect of the engine.
+
+    What to do: report it, with the settings; start a new engine.
+    """
 
 
 class BlockPool:

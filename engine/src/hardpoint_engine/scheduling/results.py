@@ -20,7 +20,11 @@ from hardpoint_engine.structured.structured_requests import take_tokens
 
 
 class NoNumbersError(HardpointError):
-    """The model gave NaN or infinity for a request's next token."""
+    """The model gave NaN or infinity for a request's next token.
+
+    What to do: send it again in ``dtype = "float32"``; if it stays, the weights or the platform's
+    kernels are at fault.
+    """
 
 
 class Results:

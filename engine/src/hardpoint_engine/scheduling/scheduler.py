@@ -42,7 +42,10 @@ from hardpoint_engine.scheduling.step_draft import StepDraft, StepLimits
 
 
 class AdmissionError(HardpointError):
-    """An admission policy raised; what it raised is ``__cause__``."""
+    """An admission policy raised; what it raised is ``__cause__``.
+
+    What to do: read ``__cause__``; mend the policy, or take another by ``admission``.
+    """
 
 
 class Scheduler:

@@ -12,6 +12,8 @@ from hardpoint.errors import HardpointError
 class GrammarError(HardpointError):
     """A grammar failed while an answer was generated: it grew too complex, or a token came that it
     had forbidden.
+
+    What to do: simplify the schema or expression; the other requests are not touched.
     """
 
 

@@ -33,7 +33,11 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplateError(InvalidRequestError):
-    """The model's chat template is absent, broken, hostile, or refuses these messages."""
+    """The model's chat template is absent, broken, hostile, or refuses these messages.
+
+    What to do: pass ``--chat-template FILE`` (``chat_template=``), or continue plain text
+    (``--raw``, ``generate``).
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, field="messages")

@@ -24,7 +24,10 @@ WIDTH_TOKENS = 128
 
 
 class BlockTableError(HardpointError):
-    """A request was given more blocks than its longest length needs, or ids outside the cache."""
+    """A request was given more blocks than its longest length needs, or ids outside the cache.
+
+    What to do: nothing as a user: the engine's plan is at fault. Report it with the message.
+    """
 
 
 class BlockTable:

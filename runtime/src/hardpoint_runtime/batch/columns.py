@@ -22,7 +22,10 @@ Array = np.ndarray[Any, Any]
 
 
 class ColumnError(HardpointError):
-    """A column is declared twice, unknown, or its default or pad value does not fit its dtype."""
+    """A column is declared twice, unknown, or its default or pad value does not fit its dtype.
+
+    What to do: correct the column that the message names, in the plugin that offers it.
+    """
 
 
 @frozen(kw_only=True)

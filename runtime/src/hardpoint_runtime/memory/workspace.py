@@ -34,6 +34,8 @@ Ask = tuple[Sequence[int], torch.dtype]
 class WorkspaceLockedError(HardpointError):
     """Scratch memory would have to grow after warm-up, when recorded graphs hold its addresses and
     the KV cache has the rest of the memory. The message names who asked, and the sizes.
+
+    What to do: let the operation ask for its largest size in the warm-up.
     """
 
 

@@ -10,6 +10,8 @@ class CollectiveError(HardpointError):
 
     ``group`` and ``operation`` by name; ``ranks`` of the world that are to blame, empty where
     nobody is known.
+
+    What to do: see the ranks that the message names, and their own errors; the executor is over.
     """
 
     def __init__(
@@ -22,19 +24,29 @@ class CollectiveError(HardpointError):
 
 
 class CollectiveTimeoutError(CollectiveError, TimeoutError):
-    """A peer did not come in time."""
+    """A peer did not come in time.
+
+    What to do: look for what became of the peer; raise ``collective_timeout`` where it is only
+    slow.
+    """
 
     consequence = True
 
 
 class PeerLostError(CollectiveError):
-    """A peer's process ended, or it left the group."""
+    """A peer's process ended, or it left the group.
+
+    What to do: look for the peer's own error; start a new engine.
+    """
 
     consequence = True
 
 
 class CollectiveEndedError(CollectiveError):
-    """The group was ended from outside (``Communicator.end``), because a peer will never come."""
+    """The group was ended from outside (``Communicator.end``), because a peer will never come.
+
+    What to do: nothing by itself: look for the first error, of which this is a consequence.
+    """
 
     consequence = True
 
@@ -42,4 +54,6 @@ class CollectiveEndedError(CollectiveError):
 class CollectiveMismatchError(CollectiveError):
     """Ranks came with different operations or sizes: a defect, or ranks that decided differently
     on a step.
+
+    What to do: report it: ranks that run one plan must come with the same operations.
     """

@@ -35,6 +35,8 @@ LONGEST_REASON = 2000
 class StageFailedError(HardpointError):
     """An earlier pipeline stage failed in this step, so that a later one could not run it; the
     message has what that stage raised.
+
+    What to do: read the error of the earlier stage: this one follows from it.
     """
 
     consequence = True
