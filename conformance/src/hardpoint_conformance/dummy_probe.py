@@ -1,0 +1,53 @@
+"""The probe of the ``dummy`` platform, whose model is a rule and not a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from hardpoint_conformance.oracle import Oracle
+from hardpoint_conformance.probe import Probe
+
+if TYPE_CHECKING:
+    from hardpoint.checkpoints.description import ModelDescription
+    from hardpoint.worker import Worker
+
+
+class DummyOracle(Oracle):
+    """The rule of :mod:`hardpoint_dummy.model`, without its cache, blocks or requests."""
+
+    name = "the dummy platform's own rule (hardpoint_dummy.model)"
+
+    def __init__(self, source: str, vocab_size: int) -> None:
+        from hardpoint_dummy.model import FakeModel, seed_of
+
+        self._model = FakeModel(seed_of("weights", source), vocab_size)
+
+    def logits(self, tokens: Sequence[int]) -> Any:
+        """Return the rule's logits after each token."""
+        from hardpoint_dummy.model import joined
+
+        cells: list[int] = []
+        rows = []
+        for token in tokens:
+            cells.append(self._model.cell(cells[-1] if cells else None, token, 0))
+            rows.append(self._model.logits(self._model.state([joined(cells)])))
+        return np.asarray(rows)
+
+
+class DummyProbe(Probe):
+    """Looks inside the fake device."""
+
+    logit_tolerance: ClassVar[float | None] = 1e-6
+
+    def oracle(self, description: ModelDescription) -> Oracle:
+        """Return the rule."""
+        return DummyOracle(str(description.path), description.vocab_size)
+
+    @staticmethod
+    def held_bytes(worker: Worker) -> int | None:
+        """Return what the fake memory accounts for."""
+        used: int = worker.memory.used  # type: ignore[attr-defined]
+        return used

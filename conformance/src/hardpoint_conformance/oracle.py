@@ -1,0 +1,18 @@
+"""The seam between the ModelRunner suite and what it compares with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+
+class Oracle(ABC):
+    """Computes the logits of the model under test by other means than the plugin."""
+
+    name: str
+    """What the certificate says was compared with."""
+
+    @abstractmethod
+    def logits(self, tokens: Sequence[int]) -> Any:
+        """Return the logits after each of ``tokens``: float64 numpy array, (tokens, vocabulary)."""

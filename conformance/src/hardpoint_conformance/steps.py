@@ -1,0 +1,249 @@
+"""What a scheduler is to a group of workers, in few lines: plans steps and knows the requests.
+
+It obeys the platform's limits, gives out blocks in another order each time (so that no table is a
+range by luck), and can do what schedulers do to a request: chunk, preempt, resume, share.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import define, evolve, field
+from hardpoint.executor import Executor
+from hardpoint.messages import (
+    CachedRequestData,
+    GrammarOutput,
+    Logprobs,
+    ModelRunnerOutput,
+    NewRequestData,
+    SchedulerOutput,
+)
+from hardpoint.records import Limits
+from hardpoint.sampling_params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0, seed=1, max_tokens=None)
+
+
+@define(eq=False)
+class Request:
+    """One request as the driver knows it."""
+
+    req_id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    tokens: list[int]
+    fields: Mapping[str, Any] = field(factory=dict)
+    blocks: list[int] = field(factory=list)
+    computed: int = 0
+    known: bool = False
+    parked: bool = False
+    logprobs: list[Logprobs] = field(factory=list)
+    prompt_logprobs: Logprobs | None = None
+
+    @property
+    def output(self) -> list[int]:
+        """The ids chosen so far."""
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def left(self) -> int:
+        """Tokens that are known and not computed."""
+        return len(self.tokens) - self.computed
+
+
+class Steps:
+    """Drives one executor that can execute. ``output`` is the last step's."""
+
+    def __init__(self, executor: Executor, *, seed: int = 0) -> None:
+        self.executor = executor
+        self.limits: Limits = executor.platform.limits(executor.config)
+        self.block_size = executor.config.cache.block_size or self.limits.block_sizes[0]
+        self.requests: dict[str, Request] = {}
+        self.output: ModelRunnerOutput | None = None
+        self._rng = random.Random(seed)  # noqa: S311 - an order, not a secret
+        self._free: list[int] | None = None
+        self._step_id = 0
+        self._finished: set[str] = set()
+        self._parked: set[str] = set()
+        self._names = 0
+
+    # Requests.
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams = GREEDY,
+        *,
+        computed: int = 0,
+        blocks: Sequence[int] = (),
+        **fields: Any,
+    ) -> Request:
+        """Add a request; nothing is sent yet. ``blocks`` hold its first ``computed`` positions."""
+        self._names += 1
+        req_id = f"r{self._names}"
+        seeded = sampling if sampling.seed is not None else evolve(sampling, seed=1)
+        request = Request(
+            req_id, tuple(prompt), seeded, list(prompt), fields, list(blocks), computed
+        )
+        self.requests[req_id] = request
+        return request
+
+    def finish(self, *requests: Request) -> None:
+        """Forget requests; workers are told with the next step."""
+        for request in requests:
+            self._give_back(request.blocks)
+            if request.known:
+                self._finished.add(request.req_id)
+            self.requests.pop(request.req_id, None)
+
+    def preempt(self, request: Request) -> None:
+        """Take a request's blocks; others may get them at once."""
+        self._give_back(request.blocks)
+        request.blocks, request.computed, request.parked = [], 0, True
+        self._parked.add(request.req_id)
+
+    # Steps.
+
+    def step(self, counts: Mapping[str, int], **fields: Any) -> ModelRunnerOutput:
+        """Run one step of ``counts`` (request -> tokens) and take what it chose."""
+        plan = self.plan(counts, **fields)
+        output: ModelRunnerOutput = self.executor.execute_model(plan)
+        self.take(plan, output)
+        return output
+
+    def plan(self, counts: Mapping[str, int], **fields: Any) -> SchedulerOutput:
+        """Return the plan of a step; the driver's side is as if it had been sent."""
+        new, rows, resumed, drafts = [], [], set(), fields.get("drafts", {})
+        for req_id, count in counts.items():
+            request = self.requests[req_id]
+            fresh = tuple(self._grow(request, request.computed + count))
+            if not request.known:
+                request.known = True
+                new.append(self._new(request))
+                continue
+            if request.parked:
+                request.parked = False
+                resumed.add(req_id)
+                fresh = tuple(request.blocks)
+            rows.append((request, (fresh,) if fresh else None))
+        self._step_id += 1
+        plan = SchedulerOutput(
+            step_id=self._step_id,
+            new=tuple(new),
+            running=CachedRequestData(
+                req_ids=tuple(request.req_id for request, _ in rows),
+                new_blocks=tuple(blocks for _, blocks in rows),
+                num_computed=tuple(request.computed for request, _ in rows),
+                num_output=tuple(len(request.output) for request, _ in rows),
+                resumed=frozenset(resumed),
+            ),
+            num_tokens=dict(counts),
+            total_tokens=sum(counts.values()),
+            finished=frozenset(self._finished),
+            preempted=frozenset(self._parked & set(self.requests)),
+            **fields,
+        )
+        self._finished, self._parked = set(), set()
+        del drafts
+        return plan
+
+    def take(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        """Note a step's result."""
+        self.output = output
+        chosen = dict(zip(output.req_ids, output.tokens, strict=True))
+        for req_id, count in plan.num_tokens.items():
+            request = self.requests.get(req_id)
+            if request is None:
+                continue
+            tokens = chosen.get(req_id, ())
+            drafts = len(plan.drafts.get(req_id, ()))
+            request.computed += count - drafts + max(0, len(tokens) - 1)
+            request.tokens += tokens
+            if req_id in output.logprobs:
+                request.logprobs.append(output.logprobs[req_id])
+            if req_id in output.prompt_logprobs:
+                request.prompt_logprobs = output.prompt_logprobs[req_id]
+
+    def round(self, chunk: int | None = None, grammar: GrammarOutput | None = None) -> None:
+        """Advance every request: in one step where the limits allow it, else prompts first."""
+        waiting = [r for r in self.requests.values() if r.left > 1]
+        decoding = [r for r in self.requests.values() if r.left == 1]
+        most = self.executor.config.scheduler.max_num_batched_tokens or 64
+        if not self.limits.mixed_batches and waiting:
+            decoding = []
+        if (limit := self.limits.max_prefills_per_step) is not None:
+            waiting = waiting[:limit]
+        counts = {r.req_id: 1 for r in decoding}
+        room = most - len(counts)
+        for request in waiting:
+            count = min(request.left, chunk or request.left, room)
+            if count < request.left:
+                count -= count % self.limits.chunk_multiple
+            if count > 0:
+                counts[request.req_id] = count
+                room -= count
+        self.step(counts)
+
+    def run(self, num_output: int, *, chunk: int | None = None) -> list[list[int]]:
+        """Advance until every request has ``num_output`` tokens; return them, in order."""
+        requests = list(self.requests.values())
+        held = []
+        while any(len(r.output) < num_output for r in requests):
+            for request in requests:
+                if len(request.output) >= num_output and request.req_id in self.requests:
+                    held.append(self.requests.pop(request.req_id))
+            self.round(chunk)
+        self.requests |= {request.req_id: request for request in held}
+        return [request.output[:num_output] for request in requests]
+
+    def alone(
+        self, prompt: Sequence[int], num_output: int, sampling: SamplingParams = GREEDY,
+        **fields: Any,
+    ) -> Request:  # fmt: skip
+        """Run one request by itself and finish it."""
+        others, self.requests = self.requests, {}
+        request = self.add(prompt, sampling, **fields)
+        self.run(num_output)
+        self.finish(request)
+        self.requests = others
+        return request
+
+    def clear(self) -> None:
+        """Finish every request and tell the workers."""
+        self.finish(*list(self.requests.values()))
+        if self._finished:
+            self.step({})
+
+    # Blocks.
+
+    @property
+    def free(self) -> list[int]:
+        """Blocks that no request holds."""
+        if self._free is None:
+            from hardpoint_conformance.subject import BLOCKS
+
+            reserved = self.limits.reserved_blocks
+            self._free = list(range(reserved, reserved + BLOCKS))
+        return self._free
+
+    def _grow(self, request: Request, end: int) -> list[int]:
+        needed = -(-end // self.block_size) - len(request.blocks)
+        self._rng.shuffle(self.free)
+        fresh = [self.free.pop() for _ in range(max(0, needed))]
+        request.blocks += fresh
+        return fresh
+
+    def _give_back(self, blocks: Sequence[int]) -> None:
+        self.free.extend(block for block in blocks if block not in self.free)
+
+    def _new(self, request: Request) -> NewRequestData:
+        return NewRequestData(
+            req_id=request.req_id,
+            prompt=request.prompt,
+            sampling=request.sampling,
+            block_ids=(tuple(request.blocks),),
+            num_computed=request.computed,
+            **request.fields,
+        )

@@ -1,0 +1,250 @@
+"""The plugin under test, and how the kit configures and starts it. Runs in the test's process."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+from hardpoint.capabilities import SINCE, Capability, Support
+from hardpoint.checkpoints import read_description
+from hardpoint.config import Config, resolution
+from hardpoint.config.loading import load_config
+from hardpoint.errors import ConfigError, PluginNotFoundError
+from hardpoint.executor import Executor
+from hardpoint.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheTensor
+from hardpoint.platform import Platform
+from hardpoint.registry import Registry
+from hardpoint.selection import select_executor, select_platform
+from hardpoint.suggestions import did_you_mean
+
+from hardpoint_conformance.kit_model import ModelShape, write_model
+from hardpoint_conformance.outcomes import declared
+from hardpoint_conformance.probe import Probe, find_probe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hardpoint.checkpoints.description import ModelDescription
+    from hardpoint.discovery import Plugin
+
+BLOCKS = 48
+"""KV blocks of a group, those that the platform keeps for itself not counted."""
+MODEL_LENGTH = 96
+"""``max_model_len`` of a group, in tokens."""
+MOST_SEQS = 4
+MOST_TOKENS = 64
+
+
+@frozen
+class Prepared:
+    """All that a start needs, decided as an engine would."""
+
+    executor_class: type[Executor]
+    config: Config
+    registry: Registry
+    platform: Platform
+
+    @property
+    def description(self) -> ModelDescription:
+        """What the model's files say."""
+        if self.config.description is None:
+            raise ConfigError("no description was read")
+        return self.config.description
+
+    def start(self) -> Executor:
+        """Start the workers and load the model."""
+        return self.executor_class.start(self.config, self.registry, self.platform)
+
+
+class Subject:
+    """One plugin. Nothing is looked for before a test asks, and all that was started is ended by
+    :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        kind: str | None = None,
+        executor: str | None = None,
+        settings: Mapping[str, object] | None = None,
+        probe: Probe | None = None,
+    ) -> None:
+        self.name = name
+        self.wanted_kind = kind
+        self.executor = executor
+        self.given = dict(settings or {})
+        self._probe = probe
+        self._plugin: Plugin | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._models: dict[ModelShape, Path] = {}
+        self._started: list[Executor] = []
+        self.shared: Any = None
+        """What the tests of a suite share; dropped after one that failed."""
+        self.oracle = ""
+        """What outputs were compared with, once they were."""
+
+    # Who it is.
+
+    @property
+    def kind(self) -> str:
+        """``platform`` or ``executor``."""
+        return self.plugin.kind
+
+    @property
+    def plugin(self) -> Plugin:
+        """The plugin as discovery found it and as it is when loaded.
+
+        Raises PluginNotFoundError with close matches, and what loading raised.
+        """
+        if self._plugin is None:
+            registry = Registry.discover()
+            kinds = [self.wanted_kind] if self.wanted_kind else ["platform", "executor"]
+            for kind in kinds:
+                if registry.has(kind, self.name):
+                    self._plugin = registry.load(kind, self.name)
+                    return self._plugin
+            known = [name for kind in kinds for name in registry.names(kind)]
+            raise PluginNotFoundError(
+                f"no {' or '.join(kinds)} {self.name!r} is installed. "
+                f"{did_you_mean(self.name, known)} Installed: {', '.join(known) or 'none'}"
+            )
+        return self._plugin
+
+    @property
+    def probe(self) -> Probe:
+        """What looks inside: the one that was given, the installed one, or the default."""
+        if self._probe is None:
+            self._probe = find_probe(self.name)
+        return self._probe
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Configuration keys of the probe and of the line that adopted the suite."""
+        return {**self.probe.settings, **self.given}
+
+    @property
+    def api(self) -> tuple[int, int]:
+        """The contract number that the plugin was built for."""
+        api: tuple[int, int] = self.plugin.record.api
+        return api
+
+    def support(self, capability: Capability) -> Support | None:
+        """Return what the platform declares; None for what it should have declared."""
+        api = self.api if self.kind == "platform" else SINCE[capability]
+        return declared(self.platform(), capability, api)
+
+    # What it is run with.
+
+    def settled(self, **overrides: object) -> Config:
+        """Return a configuration that names the plugin and nothing of a model."""
+        named: dict[str, object] = {"platform": self.name}
+        if self.kind == "executor":
+            named = {"platform": "dummy", "executor": self.name}
+        return load_config(overrides={**named, **self.settings, **overrides}, environ={})
+
+    def platform(self, **overrides: object) -> Platform:
+        """Return a fresh platform, of a registry of its own."""
+        config = self.settled(**overrides)
+        return Registry.discover(config).platform(str(config.platform))
+
+    def prepare(self, shape: ModelShape | None = None, **overrides: object) -> Prepared:
+        """Decide everything for a start, in an engine's order; start nothing.
+
+        Raises ConfigError, PluginError and UnsupportedError as an engine would.
+        """
+        keys = dict(overrides)
+        model = keys.pop("model", None)
+        config = self.settled(**{**self._usual(), **keys})
+        registry = Registry.discover(config)
+        platform = select_platform(registry, config)
+        if model is None:
+            model = self.model(shape or ModelShape.within(platform.limits(config)))
+        config = evolve(
+            config,
+            model=evolve(config.model, model=str(model)),
+            description=read_description(str(model), config.load.load_format),
+        )
+        config = resolution.configure(config, registry, platform)
+        config = resolution.fill_defaults(config, platform)
+        executor_class = select_executor(registry, config, platform)
+        config = resolution.structure_plugins(config, registry)
+        resolution.check(config, registry, platform, executor_class)
+        return Prepared(executor_class, config, registry, platform)
+
+    def start(self, shape: ModelShape | None = None, **overrides: object) -> Executor:
+        """Start workers that have loaded the model; they are ended by :meth:`close` at the latest."""
+        executor = self.prepare(shape, **overrides).start()
+        self._started.append(executor)
+        return executor
+
+    def ready(self, shape: ModelShape | None = None, **overrides: object) -> Executor:
+        """Start workers and give them a KV cache: they can execute."""
+        executor = self.start(shape, **overrides)
+        executor.initialize_cache(plans(executor))
+        return executor
+
+    def model(self, shape: ModelShape) -> Path:
+        """Return the folder of the kit's model of that shape, written once."""
+        if shape not in self._models:
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="hardpoint-conformance-")
+            folder = Path(self._folder.name) / f"model-{len(self._models)}"
+            self._models[shape] = write_model(folder, shape)
+        return self._models[shape]
+
+    def end(self, executor: Executor) -> None:
+        """Shut one executor down that this subject started."""
+        executor.shutdown()
+        if executor in self._started:
+            self._started.remove(executor)
+
+    def close(self) -> None:
+        """End everything that was started. Idempotent."""
+        self.shared = None
+        while self._started:
+            executor = self._started.pop()
+            with contextlib.suppress(Exception):
+                executor.shutdown()
+
+    def remove(self) -> None:
+        """Remove the models, too. Called at the end of the session."""
+        self.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder, self._models = None, {}
+
+    def _usual(self) -> dict[str, object]:
+        platform = self.platform()
+        limits = platform.limits(self.settled())
+        tokens = max(MOST_TOKENS, limits.chunk_multiple * 2)
+        keys: dict[str, object] = {
+            "block_size": min((n for n in limits.block_sizes if n >= 4), default=limits.block_sizes[0]),
+            "max_model_len": MODEL_LENGTH,
+            "max_num_seqs": min(MOST_SEQS, limits.max_num_seqs or MOST_SEQS),
+            "max_num_batched_tokens": min(tokens, limits.max_num_batched_tokens or tokens),
+            "enable_prefix_caching": False,
+            "seed": 7,
+        }
+        if self.kind == "platform" and self.executor is not None:
+            keys["executor"] = self.executor
+        return keys
+
+
+def plans(executor: Executor, num_blocks: int | None = None) -> Sequence[KVCacheConfig]:
+    """Return a KV cache of ``num_blocks`` usable blocks for each worker."""
+    reserved = executor.platform.limits(executor.config).reserved_blocks
+    total = (BLOCKS if num_blocks is None else num_blocks) + reserved
+    made = []
+    for specs in executor.get_kv_cache_specs():
+        tensors = tuple(
+            KVCacheTensor(num_bytes=total * spec.page_bytes, layers=(layer,))
+            for layer, spec in specs.items()
+        )
+        group = KVCacheGroup(layers=tuple(specs), spec=next(iter(specs.values())))
+        made.append(KVCacheConfig(num_blocks=total, groups=(group,), tensors=tensors))
+    return made
