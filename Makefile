@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 INDEX_FLAG := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 SERVING := core engine runtime plugins/uniproc plugins/multiproc plugins/cpu
-DISTRIBUTIONS := $(SERVING) plugins/dummy plugins/tpu
+DISTRIBUTIONS := $(SERVING) plugins/dummy plugins/tpu scaffold
 PROJECT_FILES := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) constraints.txt requirements-dev.txt Makefile
 SOURCES := $(addsuffix /src,$(DISTRIBUTIONS))
 EDITABLE = $(foreach dist,$(1),--editable $(dist))
@@ -43,11 +43,11 @@ $(VENV)/test.stamp: $(VENV)/demo.stamp
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy core/src engine/src plugins/*/src/*/plugin.py
+	$(BIN)/mypy core/src engine/src scaffold/src plugins/*/src/*/plugin.py
 
 # Parity has the machine for itself: torch computes with every core there. The rest runs side by side, a thread each.
 # The last line of each: every check holds without `assert` statements, too (all of it in test-slow).
-EVERYTHING := core engine runtime plugins tests
+EVERYTHING := core engine runtime scaffold plugins tests
 SIDE_BY_SIDE := $(BIN)/python -m pytest -q --numprocesses auto --dist loadfile
 
 test: lint

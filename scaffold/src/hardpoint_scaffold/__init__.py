@@ -1,0 +1,1 @@
+"""The command ``hardpoint new``: writes a plugin that works before it is edited."""
