@@ -2,6 +2,7 @@
 #
 #   make demo [PROMPT="..."]   install into .venv, fetch the default model, answer a question
 #   make test                  install everything for development, check and test it
+#   make docs                  build the documentation site into build/docs
 #
 # TORCH_INDEX: address of an index that serves CPU builds of PyTorch, if pip's own would bring another build.
 
@@ -14,12 +15,12 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 INDEX_FLAG := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 SERVING := core engine runtime plugins/uniproc plugins/multiproc plugins/cpu
-DISTRIBUTIONS := $(SERVING) plugins/dummy plugins/tpu scaffold
+DISTRIBUTIONS := $(SERVING) plugins/dummy plugins/tpu conformance scaffold
 PROJECT_FILES := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) constraints.txt requirements-dev.txt Makefile
 SOURCES := $(addsuffix /src,$(DISTRIBUTIONS))
 EDITABLE = $(foreach dist,$(1),--editable $(dist))
 
-.PHONY: demo test test-slow lint clean
+.PHONY: demo docs test test-slow lint clean
 
 demo: $(VENV)/demo.stamp
 	@$(BIN)/hardpoint generate "$(PROMPT)"
@@ -43,11 +44,11 @@ $(VENV)/test.stamp: $(VENV)/demo.stamp
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy core/src engine/src scaffold/src plugins/*/src/*/plugin.py
+	$(BIN)/mypy core/src engine/src conformance/src scaffold/src plugins/*/src/*/plugin.py
 
 # Parity has the machine for itself: torch computes with every core there. The rest runs side by side, a thread each.
 # The last line of each: every check holds without `assert` statements, too (all of it in test-slow).
-EVERYTHING := core engine runtime scaffold plugins tests
+EVERYTHING := core engine runtime conformance scaffold plugins tests
 SIDE_BY_SIDE := $(BIN)/python -m pytest -q --numprocesses auto --dist loadfile
 
 test: lint
@@ -58,6 +59,10 @@ test: lint
 test-slow: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -q -m slow $(EVERYTHING)
 	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(SIDE_BY_SIDE) -m "not slow" $(EVERYTHING)
+
+docs: $(VENV)/test.stamp
+	$(BIN)/python -m sphinx -W --keep-going -q docs build/docs
+	@echo "build/docs/index.html"
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

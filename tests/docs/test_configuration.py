@@ -1,4 +1,4 @@
-"""The table of keys is what the schema says. Run this file to write it anew."""
+"""What the page on configuration says beside the table of keys, which is generated."""
 
 from __future__ import annotations
 
@@ -8,33 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hardpoint.config.keys import KEYS
 from hardpoint.config.loading import CONFIG_VARIABLE, DISABLE_VARIABLE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
-BEGIN, END = "<!-- keys -->\n", "<!-- end of keys -->\n"
-
-
-def table() -> str:
-    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for key in KEYS:
-        kind = " or ".join(key.choices) or {tuple: "list", dict: "table"}.get(
-            key.type, key.type.__name__
-        )
-        empty = key.default is None or key.default in ((), {})
-        default = "unset" if empty else f"`{str(key.default).lower()}`"
-        rows.append(f"| `{key.path}` | {kind} | {default} | {key.help} |")
-    return "\n".join(rows) + "\n"
-
-
-def written() -> tuple[str, str, str]:
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    found, _, after = rest.partition(END)
-    return before, found, after
-
-
-def test_every_key_is_listed_as_it_is():
-    assert written()[1] == table()
 
 
 def test_the_variables_are_named_as_they_are_read():
@@ -60,8 +36,3 @@ def test_the_document_is_described_key_by_key():
     section = PAGE.read_text().partition("## The document")[2]
     names = re.findall(r"`(\w+)`", section)
     assert keys_of(json.loads(done.stdout)) <= set(names)
-
-
-if __name__ == "__main__":
-    before, _, after = written()
-    PAGE.write_text(before + BEGIN + table() + END + after)

@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+QUICK_START = (ROOT / "docs" / "quick-start.md").read_text()
 PYTHON = (ROOT / "docs" / "python.md").read_text()
 PARALLEL = (ROOT / "docs" / "parallel.md").read_text()
 GRAPHS = (ROOT / "docs" / "graphs.md").read_text()
@@ -23,7 +24,12 @@ def blocks(language: str, document: str = README) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
 
 
-COMMANDS = [line for block in blocks("console") for line in block.splitlines() if line]
+COMMANDS = [
+    line
+    for document in (README, QUICK_START)
+    for block in blocks("console", document)
+    for line in block.splitlines()
+]
 
 
 def run(arguments: list[str]) -> str:
@@ -32,7 +38,7 @@ def run(arguments: list[str]) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", dict.fromkeys(COMMANDS))
 def test_a_command_runs(command):
     program, *arguments = shlex.split(command, comments=True)
     assert program == "hardpoint"
@@ -49,6 +55,10 @@ def test_the_python_sample_runs():
     out = run([sys.executable, "-c", sample])
     assert "Paris" in out
     assert "generate" in out
+
+
+def test_the_sample_of_the_quick_start_runs():
+    assert "Paris" in run([sys.executable, "-c", *blocks("python", QUICK_START)])
 
 
 def test_the_python_page_runs_from_top_to_bottom():
