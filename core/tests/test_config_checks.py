@@ -150,7 +150,8 @@ def test_head_splits_that_work_are_let_through(tensor):
 
 @pytest.mark.parametrize(("path", "harmless", "capability"), NEEDS)
 def test_a_feature_needs_its_capability(path, harmless, capability):
-    value = {bool: True, tuple: ("acme:Processor",)}.get(type(harmless), 2)
+    values = {bool: True, tuple: ("acme:Processor",), str: "processed_logits"}
+    value = values.get(type(harmless), 2)
     platform = Acme(workers=2, lacks=[capability])
     (problem,) = problems_of(platform, executor=Staged, **{path: value})
     assert problem.key == path

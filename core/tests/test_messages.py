@@ -120,12 +120,13 @@ def test_messages_are_frozen_and_travel_whole():
         {"num_best": 2},
         {"num_best": -1},
         {"values": ((-1.0,),)},
-        {"ranks": (1, 2)},
-        {"ids": ((5, 6), (7,)), "values": ((-1.0, -2.0), (-1.0,)), "ranks": (1, 1)},
+        {"ranks": ((1, 1), (2, 1))},
+        {"ranks": ((1,),)},
+        {"ids": ((5, 6), (7,)), "values": ((-1.0, -2.0), (-1.0,)), "ranks": ((1, 1),) * 2},
     ],
 )
 def test_rows_of_log_probabilities_must_hold_what_they_say(wrong):
-    good = {"ids": ((5, 6),), "values": ((-1.0, -2.0),), "ranks": (1,), "num_best": 1}
+    good = {"ids": ((5, 6),), "values": ((-1.0, -2.0),), "ranks": ((1, 1),), "num_best": 1}
     assert Logprobs(**good).num_best == 1
     assert Logprobs(ids=(), values=(), ranks=(), num_best=3).ids == ()
     with pytest.raises(MessageError, match=r"^log-probabilities: "):

@@ -31,6 +31,7 @@ class Capability(Enum):
     PREFIX_CACHING = "prefix caching"
     LOGPROBS = "logprobs"
     PROMPT_LOGPROBS = "prompt logprobs"
+    LOGPROBS_MODES = "logprobs of processed logits, and logits themselves"
     GRAMMAR = "grammar masks"
     POOLING = "pooling"
     BLOCK_COPIES = "KV block zeroing and copies"

@@ -25,7 +25,10 @@ BlockIds = tuple[tuple[int, ...], ...]
 
 
 class MessageError(HardpointError):
-    """A message contradicts itself or what the worker knows."""
+    """A message contradicts itself or what the worker knows.
+
+    What to do: nothing as a user: the engine and the platform disagree. Report it with the message.
+    """
 
 
 @frozen(kw_only=True)
@@ -157,7 +160,8 @@ class SchedulerOutput:
 
 @frozen(kw_only=True)
 class Logprobs:
-    """Log-probabilities of m generated (or prompt) tokens, row by row: row j is of token j.
+    """Log-probabilities of m generated (or prompt) tokens, row by row: row j is of token j. The key
+    ``logprobs_mode`` says of which logits they are, or that they are these logits themselves.
 
     The columns of a row, in ``ids[j]`` and ``values[j]`` alike: column 0 is the sampled (or actual)
     token. Columns 1 to ``num_best`` are the best of the whole vocabulary, best first, of equals the
@@ -165,13 +169,13 @@ class Logprobs:
     column 0's token again where it is one of them. The rest are those of ``logprob_token_ids`` that
     are not among the best, best first, each once.
 
-    ``ranks[j]`` is the rank of column 0: how many logprobs of the vocabulary are >= its own. The
-    driver takes the column of a best one for its rank; a listed one has none.
+    ``ranks[j]`` are the ranks of the columns 0 to ``num_best``: how many values of the vocabulary
+    are >= the column's own. A listed one has none.
     """
 
     ids: tuple[tuple[int, ...], ...]
     values: tuple[tuple[float, ...], ...]
-    ranks: tuple[int, ...]
+    ranks: tuple[tuple[int, ...], ...]
     num_best: int
 
     def __attrs_post_init__(self) -> None:
@@ -182,6 +186,10 @@ class Logprobs:
             raise MessageError(
                 f"log-probabilities: num_best = {self.num_best} best ones and the token itself do "
                 f"not fit a row of {min(widths, default=0)} columns"
+            )
+        if any(len(ranks) != self.num_best + 1 for ranks in self.ranks):
+            raise MessageError(
+                f"log-probabilities: a row has not the ranks of its token and {self.num_best} best"
             )
 
 

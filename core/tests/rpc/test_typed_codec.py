@@ -94,7 +94,7 @@ def test_plain_data_arrives_equal_and_of_the_same_types(value):
         ),
         ModelRunnerOutput(
             step_id=1, req_ids=("r",), tokens=((5,),),
-            logprobs={"r": Logprobs(ids=((5,),), values=((-0.5,),), ranks=(1,), num_best=0)},
+            logprobs={"r": Logprobs(ids=((5,),), values=((-0.5,),), ranks=((1,),), num_best=0)},
         ),
     ],
     ids=lambda value: type(value).__name__,

@@ -180,16 +180,14 @@ class Generation:
 
 
 def token_logprobs(rows: Logprobs, row: int, tokenizer: Tokenizer) -> TokenLogprobs:
-    """Return row ``row`` by token id. The first token's rank is given, the best ones' are their
-    columns, and those of the listed ones nobody counted.
-    """
+    """Return row ``row`` by token id; listed ones have no rank."""
     scores: TokenLogprobs = {}
     for column, (token, value) in enumerate(zip(rows.ids[row], rows.values[row], strict=True)):
         if token not in scores:  # the first token may come again among the best
-            counted = column <= rows.num_best
+            ranked = column <= rows.num_best
             scores[token] = Logprob(
                 logprob=value,
-                rank=(column or rows.ranks[row]) if counted else None,
+                rank=rows.ranks[row][column] if ranked else None,
                 decoded_token=tokenizer.decode([token], skip_special_tokens=False),
             )
     return scores

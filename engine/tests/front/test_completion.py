@@ -96,9 +96,12 @@ def test_snapshots_do_not_change():
 
 
 def test_scores_are_by_token():
-    for best, last in ((3, 3), (2, None)):
+    for best, last in ((3, 4), (2, None)):
         rows = Logprobs(
-            ids=((98, 97, 98, 99),), values=((-2.0, -1.0, -2.0, -3.0),), ranks=(2,), num_best=best
+            ids=((98, 97, 98, 99),),
+            values=((-2.0, -1.0, -2.0, -3.0),),
+            ranks=((2, 1, 2, 4)[: best + 1],),
+            num_best=best,
         )
         scores = token_logprobs(rows, 0, TOKENIZER)
         assert list(scores) == [98, 97, 99]
@@ -109,7 +112,7 @@ def test_scores_are_by_token():
 
 def test_listed_tokens_have_scores_though_no_best_ones_are_asked_for():
     one = completion(logprob_token_ids=[99])
-    rows = Logprobs(ids=((98, 99),), values=((-2.0, -3.0),), ranks=(2,), num_best=0)
+    rows = Logprobs(ids=((98, 99),), values=((-2.0, -3.0),), ranks=((2,),), num_best=0)
     one.add(step("b", logprobs=rows))
     (scores,) = one.snapshot().logprobs
     assert [(token, score.rank) for token, score in scores.items()] == [(98, 2), (99, None)]
@@ -120,7 +123,7 @@ def test_scores_stay_beside_their_tokens_when_a_stop_string_cuts():
     rows = Logprobs(
         ids=((97,), (98,), (99,)),
         values=((-1.0,), (-2.0,), (-3.0,)),
-        ranks=(1, 1, 1),
+        ranks=((1,), (1,), (1,)),
         num_best=0,
     )
     assert one.add(step("abc", logprobs=rows))
@@ -160,7 +163,7 @@ def test_failing_keeps_what_was_finished_and_the_first_error():
 
 def test_scores_of_the_prompt_begin_with_its_second_token():
     one = generation(prompt_logprobs=0)
-    rows = Logprobs(ids=((2,),), values=((-1.5,),), ranks=(1,), num_best=0)
+    rows = Logprobs(ids=((2,),), values=((-1.5,),), ranks=((1,),), num_best=0)
     one.add(0, step("", prompt_logprobs=rows))
     none, second = one.snapshot().prompt_logprobs
     assert none is None

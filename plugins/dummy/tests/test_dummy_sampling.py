@@ -113,7 +113,7 @@ def test_logprobs_have_the_chosen_token_first_then_the_best(driver):
     rows = output.logprobs["a"]
     token = output.tokens[0][0]
     assert rows.ids == ((token, token, (token + 1) % 256),)
-    assert rows.ranks == (1,)
+    assert rows.ranks == ((1, 1, 2),)
     assert rows.values[0][1] - rows.values[0][2] == pytest.approx(0.25)
     norm = math.log(sum(math.exp(-0.25 * index) for index in range(256)))
     assert rows.values[0][0] == pytest.approx(-norm)
@@ -128,7 +128,7 @@ def test_listed_ids_come_after_the_best_each_once(driver):
     )
     rows = driver.start("a", PROMPT, sampling=sampling).logprobs["a"]
     assert rows.ids == ((token, *best, *farther),)
-    assert (rows.num_best, rows.ranks) == (2, (1,))
+    assert (rows.num_best, rows.ranks) == (2, ((1, 1, 2),))
     assert list(rows.values[0][1:]) == sorted(rows.values[0][1:], reverse=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -105,6 +106,58 @@ def test_scores_mean_the_same_on_every_platform(start, platform):
         ]
         for each, score in got.items():
             assert score.logprob == pytest.approx(full[each], abs=1e-5)
+
+
+MODES = ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cpu", "dummy"])
+def test_what_scores_are_of_is_the_same_on_every_platform(start, platform):
+    """Of the model's logits, or of those that a token is chosen from; normalised or not."""
+    more = {"logprobs": -1, "max_tokens": 2, "ignore_eos": True, "logit_bias": {7: 5, 9: -4}}
+    asks = [
+        SamplingParams(temperature=0, **more),
+        SamplingParams(temperature=0.5, seed=3, **more),
+        SamplingParams(temperature=1.5, seed=4, top_k=5, top_p=0.9, **more),
+    ]
+    common = {"load_format": "dummy", "executor": "uni", "seed": 3, "max_model_len": 128}
+    scores = {}
+    for mode in MODES:
+        keys = {"max_logprobs": -1, "logprobs_mode": mode}
+        started = (
+            start(settings=FEW, **keys)
+            if platform == "tpu"
+            else LLM(platform=platform, **keys, **common)
+        )
+        with started as llm:
+            answers = [result.outputs[0] for result in llm.generate(["one"] * 3, asks)]
+        scores[mode] = [
+            [{token: score.logprob for token, score in row.items()} for row in answer.logprobs]
+            for answer in answers
+        ]
+    for index, ask in enumerate(asks):
+        logprobs, logits, chosen, left = (scores[mode][index][0] for mode in MODES)
+        assert logprobs == pytest.approx(normal(logits), abs=1e-4)
+        assert chosen == pytest.approx(normal(left), abs=1e-4)
+        heat = ask.temperature or 1
+        edited = {
+            token: (each + more["logit_bias"].get(token, 0)) / heat
+            for token, each in logits.items()
+        }
+        kept = {token for token, value in left.items() if value > -math.inf}
+        assert len(kept) == len(logits) if index < 2 else 1 <= len(kept) <= 5
+        assert {each: left[each] for each in kept} == pytest.approx(
+            {each: edited[each] for each in kept}, abs=1e-3
+        )
+        assert min(edited[each] for each in kept) >= max(
+            (edited[each] for each in edited if each not in kept), default=-math.inf
+        )
+
+
+def normal(logits):
+    """Return log-probabilities by token."""
+    total = math.log(sum(map(math.exp, logits.values())))
+    return {token: value - total for token, value in logits.items()}
 
 
 def test_bad_words_and_the_least_length_hold(engine):

@@ -21,7 +21,7 @@ def run():
     """The functions, compiled."""
     return {
         name: jax.jit(getattr(sampling_steps, name))
-        for name in ("edit", "penalise", "greedy", "draw", "normalise")
+        for name in ("edit", "penalise", "greedy", "draw", "scores")
     }
 
 
@@ -235,7 +235,8 @@ def test_log_probabilities_ranks_and_the_best(run):
     logits[2, [3, 8]] = logits[2].max()
     tokens = np.asarray([0, 5, 8, 9, 1, 2, 3, 4], np.int32)
     gather = jax.jit(lambda x, t: sampling_steps.gather(x, t, 4))
-    own, ranks, ids, values = map(np.asarray, gather(logits, tokens))
+    logits[5, 1:8] = logits[5].max()
+    own, ranks, ids, values, last = map(np.asarray, gather(logits, tokens))
     wide = logits.astype(np.float64)
     expected = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     for row in range(8):
@@ -244,10 +245,12 @@ def test_log_probabilities_ranks_and_the_best(run):
         order = sorted(range(V), key=lambda i: (-expected[row, i], i))[:4]
         assert ids[row].tolist() == order
         np.testing.assert_allclose(values[row], expected[row, order], atol=1e-4)
-    np.testing.assert_allclose(np.asarray(run["normalise"](logits)), expected, atol=1e-4)
+        assert last[row] == (expected[row] >= expected[row, order[-1]]).sum()
+    assert last[5] > 4
+    np.testing.assert_allclose(np.asarray(run["scores"](logits)), expected, atol=1e-4)
 
 
 def test_the_rank_in_a_row_without_numbers_is_one():
     logits = np.full((1, V), np.nan, np.float32)
-    _, ranks, _, _ = sampling_steps.gather(logits, np.asarray([0], np.int32), 1)
+    _, ranks, *_ = sampling_steps.gather(logits, np.asarray([0], np.int32), 1)
     assert np.asarray(ranks).tolist() == [1]

@@ -96,7 +96,7 @@ def test_the_trace_count_is_the_bucket_count(worker):
     assert (buckets.rows, buckets.tokens) == ((1, 4), (16, 64))
     shapes, rows = len(buckets.shapes), len(buckets.rows)
     backbone = ("embed", "layers1", "select")
-    sampling = ("logits", "greedy", "draw", "edit", "penalise", "gather", "normalise")
+    sampling = ("logits", "greedy", "draw", "edit", "penalise", "gather", "scores")
     assert stages.traces == {
         **dict.fromkeys(backbone, shapes), **dict.fromkeys(sampling, rows), "zero1": 1, "copy1": 1
     }  # fmt: skip

@@ -47,6 +47,7 @@ from hardpoint_runtime.parallel.seat import ALONE, Seat
 from hardpoint_runtime.pooling import Pooled, Pooling
 from hardpoint_runtime.sampling.batch import build_sampling_batch
 from hardpoint_runtime.sampling.columns import SAMPLING_COLUMNS
+from hardpoint_runtime.sampling.logprobs import LogprobsMode
 from hardpoint_runtime.sampling.processors import Processors
 from hardpoint_runtime.sampling.prompt_logprobs import PromptLogprobs, output_rows
 from hardpoint_runtime.sampling.sampler import Sampler
@@ -99,7 +100,10 @@ class TorchModelRunner(ModelRunner):
         self.graph_plan = GraphPlan.eager()
         self.graphs: StepGraphs | None = None
         self.timing = self.make_timing()
-        self.prompt_logprobs = PromptLogprobs(device, self.config.scheduler.max_num_seqs or 1)
+        self.logprobs_mode = LogprobsMode.named(self.config.sampling.logprobs_mode)
+        self.prompt_logprobs = PromptLogprobs(
+            device, self.config.scheduler.max_num_seqs or 1, self.logprobs_mode
+        )
         self.pooling = Pooling(device)
         self.workspace = Workspace(device)
         self.profiled = False
@@ -180,7 +184,7 @@ class TorchModelRunner(ModelRunner):
 
     def make_sampler(self) -> Sampler:
         """Build the sampler."""
-        return Sampler(self.device)
+        return Sampler(self.device, self.logprobs_mode)
 
     def make_graph_plan(self, operations: Operations) -> GraphPlan:
         """Return which graphs steps may replay; none of them is made yet. Raises ConfigError for a

@@ -63,7 +63,7 @@ def check(scores, name, reference):
         assert ids[0] == prompt[place + 1]
         assert list(ids[1:]) == row.sort(descending=True, stable=True).indices[:count].tolist()
         assert values == pytest.approx(row[list(ids)].tolist(), abs=1e-4)
-        assert rank == int((row >= row[ids[0]]).sum())
+        assert rank == tuple(int((row >= row[token]).sum()) for token in ids)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])

@@ -14,6 +14,7 @@ from hardpoint_runtime.batch.requests import Requests, make_columns
 from hardpoint_runtime.device import HostDeviceOps
 from hardpoint_runtime.sampling.batch import build_sampling_batch
 from hardpoint_runtime.sampling.columns import SAMPLING_COLUMNS
+from hardpoint_runtime.sampling.logprobs import LogprobsMode
 from hardpoint_runtime.sampling.sampler import Sampled, Sampler
 
 VOCABULARY = 50
@@ -58,6 +59,7 @@ def sample(make_requests) -> Callable[..., Sampled]:
         wishes: Mapping[str, object],
         logits: torch.Tensor,
         order: Sequence[str] | None = None,
+        mode: str = "raw_logprobs",
         **more,
     ) -> Sampled:
         names = list(wishes)
@@ -66,6 +68,6 @@ def sample(make_requests) -> Callable[..., Sampled]:
         batch = build_sampling_batch(
             make_requests(wishes), order, vocab_size=logits.shape[1], **more
         )
-        return Sampler(HostDeviceOps()).sample(rows, batch)
+        return Sampler(HostDeviceOps(), LogprobsMode.named(mode)).sample(rows, batch)
 
     return run

@@ -26,7 +26,8 @@ def test_two_requests_with_different_asks_get_what_they_asked(sample):
     assert set(sampled.logprobs) == {1, 2, 3, 4, 5}
     reference = rows.log_softmax(-1)
     for row, found in sampled.logprobs.items():
-        (ids,), (values,), (rank,) = found.ids, found.values, found.ranks
+        (ids,), (values,), ((rank, *others),) = found.ids, found.values, found.ranks
+        assert others == [*range(1, found.num_best + 1)]
         assert ids[0] == sampled.tokens[row] == int(rows[row].argmax())
         assert rank == 1
         assert values == pytest.approx(reference[row, list(ids)].tolist(), abs=1e-5)
@@ -58,7 +59,20 @@ def test_the_rank_counts_what_is_not_below(sample):
     for token, rank in ((1, 1), (2, 3), (3, 3), (0, 4), (4, 5)):
         wish = SamplingParams(**GREEDY, logprobs=1, allowed_token_ids=(token,))
         found = sample({"a": wish}, row).logprobs[0]
-        assert (found.ids[0], found.ranks) == ((token, 1), (rank,))
+        assert (found.ids[0], found.ranks) == ((token, 1), ((rank, 1),))
+
+
+def test_best_ones_have_ranks_by_the_same_rule_whatever_a_neighbour_asks(sample):
+    """Equals beyond the number asked for count, too."""
+    row = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
+    ranks = {1: 1, 2: 4, 3: 4, 4: 4, 0: 5, 5: 6}
+    for count in range(7):
+        wishes = {
+            "me": SamplingParams(**GREEDY, logprobs=count),
+            "you": SamplingParams(**GREEDY, logprobs=4),
+        }
+        found = sample(wishes, row.repeat(2, 1)).logprobs[0]
+        assert found.ranks[0] == tuple(ranks[token] for token in found.ids[0])
 
 
 def test_they_are_of_the_raw_logits(sample):

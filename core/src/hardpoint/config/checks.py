@@ -33,6 +33,7 @@ NEEDS = (
     ("async_scheduling", False, Capability.ASYNC_SCHEDULING),
     ("enable_prefix_caching", False, Capability.PREFIX_CACHING),
     ("logits_processors", (), Capability.LOGITS_PROCESSORS),
+    ("logprobs_mode", "raw_logprobs", Capability.LOGPROBS_MODES),
 )
 """Keys that need a capability as soon as their value is another than the one given."""
 

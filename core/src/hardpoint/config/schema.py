@@ -101,6 +101,12 @@ class SamplingConfig:
     max_logprobs: int = key(
         20, "most log-probabilities of one token that a request may ask for; -1: any number", low=-1
     )
+    logprobs_mode: str = key(
+        "raw_logprobs",
+        "what log-probabilities are of: the model's logits or those that a token is chosen from; "
+        "or these logits themselves",
+        choices=("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"),
+    )
     logits_processors: tuple[str | type, ...] = key(
         (), "what changes logits before a choice: references 'module:Class', in order"
     )

@@ -25,6 +25,7 @@ OFFERED = frozenset(
         Capability.PREFIX_CACHING,
         Capability.LOGPROBS,
         Capability.PROMPT_LOGPROBS,
+        Capability.LOGPROBS_MODES,
         Capability.POOLING,
         Capability.PROFILE,
         Capability.GRAMMAR,

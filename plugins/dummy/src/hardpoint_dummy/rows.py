@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hardpoint.logprob_rows import joined
 from hardpoint.messages import GrammarOutput, Logprobs, SchedulerOutput
 
 from hardpoint_dummy.drafting import propose
 from hardpoint_dummy.requests import RequestState
-from hardpoint_dummy.sampling import Context, choose, gather_rows, logprob_row
+from hardpoint_dummy.sampling import Context, choose, logprob_row, processed
 
 if TYPE_CHECKING:
     from hardpoint_dummy.model_runner import DummyModelRunner
@@ -28,6 +29,8 @@ class RowSampler:
         self._masks: dict[str, tuple[bytes, ...]] = (
             dict(zip(grammar.req_ids, grammar.masks, strict=True)) if grammar else {}
         )
+        source, _, kind = runner.config.sampling.logprobs_mode.partition("_")
+        self._processed, self._normalised = source == "processed", kind == "logprobs"
         self._most_drafts = runner.config.speculative.num_speculative_tokens
         self.logprobs: dict[str, Logprobs] = {}
         self.prompt_logprobs: dict[str, Logprobs] = {}
@@ -49,14 +52,17 @@ class RowSampler:
         for index in range(len(drafts) + 1):
             reading = self._read(state, len(state.tokens))
             mask = masks[index] if index < len(masks) else None
-            token = self._choose(state, reading, mask)
-            rows += self._score(state, reading, token)
+            context = Context(
+                prompt=state.prompt, output=state.output, end_ids=self._end_ids, mask=mask
+            )
+            token = choose(self._model, reading, state.sampling, context)
+            rows += self._score(state, reading, token, context)
             chosen.append(token)
             state.tokens.append(token)
             if index < len(drafts) and drafts[index] != token:
                 break
         if rows:
-            self.logprobs[state.req_id] = gather_rows(rows)
+            self.logprobs[state.req_id] = joined(rows)
         self._propose(state)
         return tuple(chosen)
 
@@ -67,18 +73,20 @@ class RowSampler:
             self.unwritten[state.req_id] = unwritten
         return self._model.state(cells)
 
-    def _choose(self, state: RequestState, reading: int, mask: bytes | None) -> int:
-        context = Context(
-            prompt=state.prompt, output=state.output, end_ids=self._end_ids, mask=mask
-        )
-        return choose(self._model, reading, state.sampling, context)
-
-    def _score(self, state: RequestState, reading: int, token: int) -> list[Logprobs]:
+    def _score(
+        self, state: RequestState, reading: int, token: int, context: Context
+    ) -> list[Logprobs]:
         params = state.sampling
         if params.logprobs is None and params.logprob_token_ids is None:
             return []
-        logits = self._model.logits(reading)
-        return [logprob_row(logits, token, params.logprobs or 0, params.logprob_token_ids or ())]
+        logits = (
+            processed(self._model, reading, params, context)
+            if self._processed
+            else self._model.logits(reading)
+        )
+        listed = params.logprob_token_ids or ()
+        count = params.logprobs or 0
+        return [logprob_row(logits, token, count, listed, normalised=self._normalised)]
 
     def _score_prompt(self, state: RequestState) -> None:
         count = state.sampling.prompt_logprobs
@@ -87,10 +95,15 @@ class RowSampler:
         state.prompt_scored = True
         prompt = state.prompt
         rows = [
-            logprob_row(self._model.logits(self._read(state, length)), prompt[length], count)
+            logprob_row(
+                self._model.logits(self._read(state, length)),
+                prompt[length],
+                count,
+                normalised=self._normalised,
+            )
             for length in range(1, len(prompt))
         ]
-        self.prompt_logprobs[state.req_id] = gather_rows(rows)
+        self.prompt_logprobs[state.req_id] = joined(rows)
 
     def _propose(self, state: RequestState) -> None:
         if not self._most_drafts:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from attrs import frozen
+from hardpoint.logprob_rows import best_ranks
 from hardpoint.messages import Logprobs
 from hardpoint.sampling_params import SamplingParams
 
@@ -38,8 +39,7 @@ def choose(model: FakeModel, state: int, params: SamplingParams, context: Contex
     """Return the next token; 0 where the parameters leave none to choose from."""
     if params.greedy and context.mask is None and _is_plain(params, context):
         return model.best(state)
-    logits = model.logits(state)
-    _shape(logits, params, context)
+    logits = _edited(model, state, params, context)
     if max(logits) == _OUT:
         return 0
     if params.greedy:
@@ -47,30 +47,45 @@ def choose(model: FakeModel, state: int, params: SamplingParams, context: Contex
     return _draw(_candidates(logits, params), params, context.position)
 
 
+def processed(
+    model: FakeModel, state: int, params: SamplingParams, context: Context
+) -> list[float]:
+    """Return the logits that :func:`choose` chooses from: of a draw over the temperature, -inf for
+    what is cut.
+    """
+    logits = _edited(model, state, params, context)
+    if params.greedy or max(logits) == _OUT:
+        return logits
+    kept = {token for token, _ in _candidates(logits, params)}
+    _keep(logits, kept.__contains__)
+    return [logit / params.effective_temperature for logit in logits]
+
+
 def logprob_row(
-    logits: Sequence[float], token: int, count: int, listed: Collection[int] = ()
+    logits: Sequence[float],
+    token: int,
+    count: int,
+    listed: Collection[int] = (),
+    *,
+    normalised: bool = True,
 ) -> Logprobs:
-    """Return a row of ``token``, the ``count`` best (-1: all), and the ids in ``listed``."""
+    """Return a row of ``token``, the ``count`` best (-1: all), and the ids in ``listed``. Unless
+    ``normalised``, values are the logits.
+    """
     peak = max(logits)
-    norm = peak + math.log(sum(math.exp(x - peak) for x in logits))
+    norm = 0.0
+    if normalised and peak > _OUT:
+        norm = peak + math.log(sum(math.exp(x - peak) for x in logits))
     order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
     num_best = len(order) if count < 0 else min(count, len(order))
     ids = (token, *order[:num_best], *(i for i in order[num_best:] if i in listed))
+    best = [logits[i] for i in order[:num_best]]
+    last = sum(1 for x in logits if x >= best[-1]) if best else 0
     return Logprobs(
         ids=(ids,),
         values=(tuple(logits[i] - norm for i in ids),),
-        ranks=(sum(1 for x in logits if x >= logits[token]),),
+        ranks=((sum(1 for x in logits if x >= logits[token]), *best_ranks(best, last)),),
         num_best=num_best,
-    )
-
-
-def gather_rows(rows: Sequence[Logprobs]) -> Logprobs:
-    """Return rows of :func:`logprob_row`, all of one request, as one message."""
-    return Logprobs(
-        ids=tuple(row.ids[0] for row in rows),
-        values=tuple(row.values[0] for row in rows),
-        ranks=tuple(row.ranks[0] for row in rows),
-        num_best=rows[0].num_best if rows else 0,
     )
 
 
@@ -85,7 +100,8 @@ def _is_plain(params: SamplingParams, context: Context) -> bool:
     )
 
 
-def _shape(logits: list[float], params: SamplingParams, context: Context) -> None:
+def _edited(model: FakeModel, state: int, params: SamplingParams, context: Context) -> list[float]:
+    logits = model.logits(state)
     for token, bias in (params.logit_bias or {}).items():
         logits[token] += max(-100.0, min(100.0, bias))
     counts = Counter(context.output)
@@ -103,6 +119,7 @@ def _shape(logits: list[float], params: SamplingParams, context: Context) -> Non
     if context.mask is not None:
         mask = context.mask
         _keep(logits, lambda token: bool(mask[token // 8] >> (token % 8) & 1))
+    return logits
 
 
 def _keep(logits: list[float], allowed: Callable[[int], bool]) -> None:
@@ -123,7 +140,7 @@ def _candidates(logits: Sequence[float], params: SamplingParams) -> list[tuple[i
     kept: list[tuple[int, float]] = []
     mass = 0.0
     for weight, token in ranked:
-        if mass >= params.top_p and kept:
+        if mass >= params.top_p < 1 and kept:
             break
         kept.append((token, weight / total))
         mass += weight / total

@@ -183,6 +183,7 @@ class TpuModelRunner(ModelRunner):
                 dtype=jax.numpy.dtype(self.config.model.dtype),
                 attention=options.attention,
                 interpret=self.platform.on_cpu,
+                logprobs_mode=self.config.sampling.logprobs_mode,
             ),
         )
         self.sampler = Sampler(self.programs)

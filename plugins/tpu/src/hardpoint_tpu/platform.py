@@ -24,6 +24,7 @@ OFFERED = frozenset(
         Capability.CHUNKED_PREFILL,
         Capability.PREFIX_CACHING,
         Capability.LOGPROBS,
+        Capability.LOGPROBS_MODES,
         Capability.GRAMMAR,
         Capability.BLOCK_COPIES,
         Capability.TENSOR_PARALLEL,

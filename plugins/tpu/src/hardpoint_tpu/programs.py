@@ -1,7 +1,8 @@
 """The programs of a model: its stages, and the shapes that each is compiled for.
 
 Stages: embed and layers (the backbone), select, logits; greedy and draw, preceded by edit and
-penalise where asked for; gather and normalise for log-probabilities; zero and copy for the cache.
+penalise where asked for; gather and scores for log-probabilities, preceded by processed where they
+are of what tokens are chosen from; zero and copy for the cache.
 A row bucket or a tile shape is the key of each.
 """
 
@@ -53,6 +54,17 @@ class ProgramShape:
     dtype: Any
     attention: str = "xla"
     interpret: bool = False
+    logprobs_mode: str = "raw_logprobs"
+
+    @property
+    def normalised(self) -> bool:
+        """Whether log-probabilities are asked for, not logits."""
+        return self.logprobs_mode.endswith("logprobs")
+
+    @property
+    def processed(self) -> bool:
+        """Whether they are of the logits that tokens are chosen from."""
+        return self.logprobs_mode.startswith("processed")
 
 
 class Programs:
@@ -117,8 +129,13 @@ class Programs:
         add("penalise", self._whole(sampling_steps.penalise))
         add("greedy", self._whole(sampling_steps.greedy))
         add("draw", self._whole(sampling_steps.draw))
-        add("gather", self._whole(partial(sampling_steps.gather, count=self.plan.logprobs)))
-        add("normalise", self._whole(sampling_steps.normalise))
+        plan, steps_of = self.plan, sampling_steps
+        if plan.processed:
+            add("processed", self._whole(steps_of.processed))
+        add("gather", self._whole(
+            partial(steps_of.gather, count=plan.logprobs, normalised=plan.normalised)
+        ))  # fmt: skip
+        add("scores", self._whole(partial(steps_of.scores, normalised=plan.normalised)))
 
     def _add_cache_stages(self) -> None:
         cache = (SPEC, SPEC)
@@ -197,7 +214,9 @@ class Programs:
         yield "penalise", rows, (logits, counts, flags, three)
         yield "draw", rows, (logits, three, ids, keys, _abstract(self.steps))
         yield "gather", rows, (logits, ids)
-        yield "normalise", rows, (logits,)
+        yield "scores", rows, (logits,)
+        if self.plan.processed:
+            yield "processed", rows, (logits, three, ids)
 
     def _ints(self, *shape: int) -> jax.ShapeDtypeStruct:
         return self._array(shape, jnp.int32)

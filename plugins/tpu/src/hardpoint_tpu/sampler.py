@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from attrs import field, frozen
+from hardpoint.logprob_rows import best_ranks
 from hardpoint.messages import Logprobs
 
 from hardpoint_tpu.sampling import SamplingArrays
@@ -53,7 +54,13 @@ class Sampler:
             tokens, wrong = stages["draw"](
                 rows, edited, draws.numbers, draws.top_k, draws.keys, self.programs.steps
             )
-        logprobs = self._logprobs(logits, tokens, arrays.asks) if arrays.asks else {}
+        logprobs = {}
+        if arrays.asks:
+            scored = edited if self.programs.plan.processed else logits
+            if self.programs.plan.processed and arrays.draws is not None:
+                draws = arrays.draws
+                scored = stages["processed"](rows, edited, draws.numbers, draws.top_k)
+            logprobs = self._logprobs(scored, tokens, arrays.asks)
         chosen, bad = np.asarray(tokens)[:count].tolist(), np.asarray(wrong)[:count]
         return Sampled(
             tokens=tuple(chosen),
@@ -64,23 +71,27 @@ class Sampler:
     def _logprobs(
         self, logits: jax.Array, tokens: jax.Array, asks: Mapping[int, SamplingParams]
     ) -> dict[int, Logprobs]:
-        """Return a row of log-probabilities for each ask, of the logits before any edit, its
-        columns in the order of ``Logprobs``.
+        """Return a row of log-probabilities for each ask, its columns in the order of
+        ``Logprobs``.
         """
         stages, rows = self.programs.stages, logits.shape[0]
         found = [np.asarray(each) for each in stages["gather"](rows, logits, tokens)]
-        own, ranks, ids, values = found
+        own, ranks, ids, values, last = found
         most = ids.shape[1]
         wide = any(
             _count(sampling, logits.shape[1]) > most or sampling.logprob_token_ids
             for sampling in asks.values()
         )
-        everything = np.asarray(stages["normalise"](rows, logits)) if wide else None
+        everything = np.asarray(stages["scores"](rows, logits)) if wide else None
         chosen = np.asarray(tokens)
         results = {}
         for row, sampling in asks.items():
             count = _count(sampling, logits.shape[1])
-            pairs = _best(ids[row], values[row], everything, row, count)
+            if count > most and everything is not None:
+                pairs, places = _ranked(everything[row], count)
+            else:
+                pairs = list(zip(ids[row].tolist(), values[row].tolist(), strict=True))[:count]
+                places = best_ranks(values[row].tolist(), int(last[row]))[:count]
             listed = dict.fromkeys(sampling.logprob_token_ids or ())
             if listed and everything is not None:
                 there = {pair[0] for pair in pairs}
@@ -89,7 +100,7 @@ class Sampler:
             results[row] = Logprobs(
                 ids=((int(chosen[row]), *(pair[0] for pair in pairs)),),
                 values=((float(own[row]), *(pair[1] for pair in pairs)),),
-                ranks=(int(ranks[row]),),
+                ranks=((int(ranks[row]), *places),),
                 num_best=count,
             )
         return results
@@ -101,10 +112,11 @@ def _count(sampling: SamplingParams, vocabulary: int) -> int:
     return vocabulary if count < 0 else min(count, vocabulary)
 
 
-def _best(ids: Any, values: Any, everything: Any, row: int, count: int) -> list[tuple[int, float]]:
-    """Return the ``count`` best (id, value), the lowest id first among equals."""
-    if count > len(ids):
-        values = everything[row]
-        ids = np.argsort(-values, kind="stable")[:count]
-        values = values[ids]
-    return list(zip(ids[:count].tolist(), values[:count].tolist(), strict=True))
+def _ranked(row: Any, count: int) -> tuple[list[tuple[int, float]], tuple[int, ...]]:
+    """Return the ``count`` best (id, value) of a row [V], the lowest id first among equals, and
+    their ranks.
+    """
+    ids = np.argsort(-row, kind="stable")[:count]
+    best = row[ids]
+    ranks = best_ranks(best.tolist(), int((row >= best[-1]).sum()))
+    return list(zip(ids.tolist(), best.tolist(), strict=True)), ranks

@@ -69,17 +69,33 @@ def draw(
     :mod:`hardpoint_tpu.draws`.
     """
     best, wrong = greedy(logits)
+    scaled, _ = _cut(logits, numbers, top_k)
+    raced = jnp.exp(scaled) / exponential(keys, steps)
+    drawn = jnp.argmax(raced, -1).astype(jnp.int32)
+    return jnp.where((numbers[0] >= 0) & (wrong == 0), drawn, best), wrong
+
+
+def processed(logits: jax.Array, numbers: jax.Array, top_k: jax.Array) -> jax.Array:
+    """Return the logits [R, V] that :func:`draw` chooses from: of rows that are drawn over the
+    temperature, -inf for what is cut.
+    """
+    scaled, peak = _cut(logits, numbers, top_k)
+    return jnp.where((numbers[0] >= 0)[:, None], scaled + peak, logits)
+
+
+def _cut(logits: jax.Array, numbers: jax.Array, top_k: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the logits over the temperature, the best of each row moved to 0 and -inf for what
+    min-p, top-k and top-p drop; and where the best was, [R, 1].
+    """
     temperature, min_p, top_p = numbers
-    draws = temperature >= 0
-    scaled = logits / jnp.where(draws, temperature, 1.0)[:, None]
-    scaled = scaled - scaled.max(-1, keepdims=True)
+    scaled = logits / jnp.where(temperature >= 0, temperature, 1.0)[:, None]
+    peak = scaled.max(-1, keepdims=True)
+    scaled = scaled - peak
     # A probability over the best one's is exp(scaled): min-p needs no normalisation.
     scaled = jnp.where(jnp.exp(scaled) < min_p[:, None], -jnp.inf, scaled)
     scaled = lax.cond(jnp.any(top_k > 0), _within_top_k, lambda x, _: x, scaled, top_k)
     scaled = lax.cond(jnp.any(top_p < 1), _within_top_p, lambda x, _: x, scaled, top_p)
-    raced = jnp.exp(scaled) / exponential(keys, steps)
-    drawn = jnp.argmax(raced, -1).astype(jnp.int32)
-    return jnp.where(draws & (wrong == 0), drawn, best), wrong
+    return scaled, peak
 
 
 def _rank_bits(scaled: jax.Array) -> jax.Array:
@@ -140,20 +156,22 @@ def _within_top_p(scaled: jax.Array, top_p: jax.Array) -> jax.Array:
 
 
 def gather(
-    logits: jax.Array, tokens: jax.Array, count: int
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    logits: jax.Array, tokens: jax.Array, count: int, normalised: bool = True
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
     """Return (log-probability float32 [R] of ``tokens``, rank int32 [R], ids int32 [R, count] and
-    log-probabilities [R, count] of the best, the lowest ids first among equals).
+    log-probabilities [R, count] of the best, the lowest ids first among equals, and the rank int32
+    [R] of the last of them); the logits themselves unless ``normalised``.
 
-    The rank is how many are not below the token's own, at least 1.
+    A rank is how many are not below; the token's is at least 1.
     """
-    values = normalise(logits)
+    values = scores(logits, normalised)
     own = jnp.take_along_axis(values, tokens[:, None], axis=1)
     ranks = jnp.maximum((values >= own).sum(-1, dtype=jnp.int32), 1)
     best, ids = lax.top_k(values, count)
-    return own[:, 0], ranks, ids, best
+    last = (values >= best[:, -1:]).sum(-1, dtype=jnp.int32)
+    return own[:, 0], ranks, ids, best, last
 
 
-def normalise(logits: jax.Array) -> jax.Array:
-    """Return log-probabilities [R, V]."""
-    return jax.nn.log_softmax(logits, -1)
+def scores(logits: jax.Array, normalised: bool = True) -> jax.Array:
+    """Return log-probabilities [R, V], or the logits themselves unless ``normalised``."""
+    return jax.nn.log_softmax(logits, -1) if normalised else logits

@@ -109,21 +109,33 @@ def _draw_among(
     of the whole row, where it is not cut by top-k.
     """
     best, ids = _candidates(scaled, width)
-    weights = best.exp()
     cut_by_k = (top_k > 0) & (top_k < scaled.shape[1])
     kth = best.gather(1, (top_k - 1).clamp(0, width - 1)[:, None])
-    within_k = (best >= kth) | ~cut_by_k[:, None]
-    weights = weights.masked_fill(~within_k, 0.0)
-
-    # The running sum's end, unlike a sum, does not depend on how many zeros follow the cut.
-    running = weights.cumsum(-1)
-    total = torch.where(cut_by_k, running[:, -1], total)[:, None]
-    within_p = (running - weights < top_p[:, None] * total) | (top_p >= 1)[:, None]
-    weights = weights.masked_fill(~within_p, 0.0)
+    within = _within(best, kth, cut_by_k, top_p, total)
+    weights = best.exp().masked_fill(~within, 0.0)
 
     place = race(weights, keys, ids)[:, None]
     # Of a row that is not a number nothing is kept.
-    last_kept = ((within_k & within_p).sum(-1, keepdim=True) - 1).clamp(min=0)
+    last_kept = (within.sum(-1, keepdim=True) - 1).clamp(min=0)
     edge = torch.where(cut_by_k[:, None], kth, best.gather(1, last_kept))
     beyond = (edge == best[:, -1:]) & (edge > -torch.inf)
     return ids.gather(1, place)[:, 0], beyond[:, 0]
+
+
+def _within(best: Tensor, kth: Tensor, cut_by_k: Tensor, top_p: Tensor, total: Tensor) -> Tensor:
+    """Return which of the ``best`` [n, width], best first, top-k and then top-p keep."""
+    within_k = (best >= kth) | ~cut_by_k[:, None]
+    weights = best.exp().masked_fill(~within_k, 0.0)
+    # The running sum's end, unlike a sum, does not depend on how many zeros follow the cut.
+    running = weights.cumsum(-1)
+    total = torch.where(cut_by_k, running[:, -1], total)[:, None]
+    return within_k & ((running - weights < top_p[:, None] * total) | (top_p >= 1)[:, None])
+
+
+def truncated(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Return the rows [n, V] as :func:`draw_truncated` draws from them: -inf for what is cut."""
+    best, ids = ranked(scaled, scaled.shape[1])
+    cut_by_k = (top_k > 0) & (top_k < scaled.shape[1])
+    kth = best.gather(1, (top_k - 1).clamp(min=0)[:, None])
+    within = _within(best, kth, cut_by_k, top_p, scaled.exp().sum(-1))
+    return scaled.masked_fill(~torch.zeros_like(within).scatter_(1, ids, within), -torch.inf)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from attrs import frozen
+from hardpoint.logprob_rows import joined
 from hardpoint.messages import Logprobs
 from torch import Tensor
 
 from hardpoint_runtime.batch.columns import Array
 from hardpoint_runtime.sampling.columns import Feature
-from hardpoint_runtime.sampling.logprobs import LogprobAsk, gather_logprobs
+from hardpoint_runtime.sampling.logprobs import LogprobAsk, LogprobsMode, gather_logprobs
 
 if TYPE_CHECKING:
     from hardpoint_runtime.batch.inputs import BatchInputs
@@ -68,11 +69,13 @@ class PromptLogprobs:
     """Scores the prompts of the requests that ask. Owned by the model runner.
 
     ``most_rows``: rows of logits that may be computed at once. What is found so far is kept with
-    each request, and goes with it.
+    each request, and goes with it. These tokens are not chosen, so that no ``mode`` has processed
+    logits of them.
     """
 
-    def __init__(self, device: DeviceOps, most_rows: int) -> None:
+    def __init__(self, device: DeviceOps, most_rows: int, mode: LogprobsMode) -> None:
         self.device = device
+        self.normalised = mode.normalised
         self.most_rows = max(most_rows, FEW_ROWS)
 
     def rows(self, requests: Requests, inputs: BatchInputs) -> ScoredRows | None:
@@ -113,7 +116,9 @@ class PromptLogprobs:
                 LogprobAsk(row=row, count=logits.shape[1] if count < 0 else count)
                 for row, count in enumerate(counts[some])
             ]
-            found += gather_logprobs(logits, targets[some], asks, self.device.to_host)
+            found += gather_logprobs(
+                logits, targets[some], asks, self.device.to_host, normalised=self.normalised
+            )
         scores = iter(found)
         for span in rows.spans:
             kept = span.state.prompt_scores
@@ -132,14 +137,9 @@ class PromptLogprobs:
             if state.prompt_told or row not in inputs.sampled_rows:
                 continue
             state.prompt_told = True
-            rows = [state.prompt_scores[position] for position in sorted(state.prompt_scores)]
+            scores = state.prompt_scores
+            taken[req_id] = joined([scores[position] for position in sorted(scores)])
             state.prompt_scores = {}
-            taken[req_id] = Logprobs(
-                ids=tuple(row.ids[0] for row in rows),
-                values=tuple(row.values[0] for row in rows),
-                ranks=tuple(row.ranks[0] for row in rows),
-                num_best=rows[0].num_best if rows else 0,
-            )
         return taken
 
 

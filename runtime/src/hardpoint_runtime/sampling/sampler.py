@@ -2,7 +2,8 @@
 
 Order: (raw logits kept for log-probabilities) float32, grammar, allowed ids, bad words and minimum
 length, bias, processors that may change the best token, penalties, greedy choice; for rows that
-draw: temperature, min-p, processors that do not, top-k, top-p, draw.
+draw: temperature, min-p, processors that do not, top-k, top-p (processed logits are those that are
+left here), draw.
 
 A row whose best logit after the edits is not a finite number, because one of its logits is NaN or
 +inf or because all are -inf, gets NO_CHOICE and is counted; no other row notices.
@@ -19,7 +20,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from hardpoint_runtime.sampling import edits, filters
-from hardpoint_runtime.sampling.logprobs import gather_logprobs
+from hardpoint_runtime.sampling.logprobs import LogprobsMode, gather_logprobs
 
 if TYPE_CHECKING:
     from hardpoint.messages import Logprobs
@@ -46,8 +47,9 @@ class Sampled:
 class Sampler:
     """Chooses tokens on one device. Built by ``TorchModelRunner.make_sampler``, stateless."""
 
-    def __init__(self, device: DeviceOps) -> None:
+    def __init__(self, device: DeviceOps, logprobs_mode: LogprobsMode | None = None) -> None:
         self.device = device
+        self.logprobs_mode = logprobs_mode or LogprobsMode()
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         """Choose a token for each of the n rows of ``logits`` [n, V], any floating dtype.
@@ -59,14 +61,23 @@ class Sampler:
         chosen = edited.argmax(-1)
         # argmax takes a NaN for the greatest, so that the value there tells of the whole row.
         usable = edited.gather(1, chosen[:, None])[:, 0].isfinite()
+        scored = edited if self.logprobs_mode.processed else logits
         if batch.draws is not None:
             rows = self.device.to_device(batch.draws.rows, torch.int64)
-            drawn = self.draw(edited, rows, batch.draws, batch.processors)
-            chosen = chosen.index_copy(0, rows, drawn)
+            scaled = self.scale(edited, rows, batch.draws, batch.processors)
+            if self.logprobs_mode.processed and batch.logprobs:
+                scored = self.processed(edited, scaled, batch)
+            chosen = chosen.index_copy(0, rows, self.draw(scaled, batch.draws))
         chosen = torch.where(usable, chosen, NO_CHOICE)
         logprobs: dict[int, Logprobs] = {}
         if batch.logprobs:
-            found = gather_logprobs(logits, chosen, batch.logprobs, self.device.to_host)
+            found = gather_logprobs(
+                scored,
+                chosen,
+                batch.logprobs,
+                self.device.to_host,
+                normalised=self.logprobs_mode.normalised,
+            )
             logprobs = {ask.row: row for ask, row in zip(batch.logprobs, found, strict=True)}
         # One transfer for both: a row without a choice comes as -1.
         tokens = self.device.to_host(torch.where(usable, chosen, -1)).tolist()
@@ -99,14 +110,16 @@ class Sampler:
             edits.penalise(edited, batch.penalties, to_device)
         return edited
 
-    def draw(
+    def scale(
         self,
         logits: Tensor,
         rows: Tensor,
         draws: Draws,
         processors: AppliedProcessors | None = None,
     ) -> Tensor:
-        """Return the drawn ids int64 [m] of the rows that ``draws`` describes."""
+        """Return the logits [m, V] of the rows that ``draws`` describes over their temperature and
+        as processors refine them, the best of each row moved to 0.
+        """
         chosen = logits if len(draws.rows) == len(logits) else logits.index_select(0, rows)
         heated = bool((draws.temperature != 1).any())
         temperature = self._floats(draws.temperature) if heated else None
@@ -115,6 +128,31 @@ class Sampler:
         if processors is not None and processors.refining:
             processors.refine(scaled, draws.rows)
             scaled = scaled - scaled.amax(-1, keepdim=True)
+        return scaled
+
+    def processed(self, edited: Tensor, scaled: Tensor, batch: SamplingBatch) -> Tensor:
+        """Return the logits [n, V] that tokens are chosen from: ``edited``, but for rows that are
+        drawn and ask for log-probabilities, which are ``scaled`` by their temperature and -inf
+        where they are cut.
+        """
+        draws = batch.draws
+        asking = {ask.row for ask in batch.logprobs}
+        rows = [] if draws is None else draws.rows.tolist()
+        places = np.asarray([place for place, row in enumerate(rows) if row in asking], np.int64)
+        if draws is None or not len(places):
+            return edited
+        index = self.device.to_device(places, torch.int64)
+        left = scaled.index_select(0, index)
+        if draws.top_k is not None and draws.top_p is not None:
+            top_k = self.device.to_device(draws.top_k[places], torch.int64)
+            left = filters.truncated(left, top_k, self._floats(draws.top_p[places]))
+        target = self.device.to_device(draws.rows[places], torch.int64)
+        best = edited.index_select(0, target).to(torch.float32).amax(-1)
+        best = best / self._floats(draws.temperature[places])
+        return edited.to(torch.float32).index_copy(0, target, left + best[:, None])
+
+    def draw(self, scaled: Tensor, draws: Draws) -> Tensor:
+        """Return the drawn ids int64 [m] of the rows ``scaled`` [m, V], which are used up."""
         keys = self.device.to_device(draws.keys, torch.int64)
         if draws.top_k is None or draws.top_p is None:
             return filters.draw(scaled, keys)
