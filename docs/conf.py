@@ -25,7 +25,7 @@ html_title = f"Hardpoint {version}"
 smartquotes = False  # names and values stand as they are typed
 html_copy_source = False
 html_show_sphinx = False
-highlight_language = "none"
+highlight_language = "default"
 
 myst_heading_anchors = 3
 myst_enable_extensions = ["attrs_block"]
@@ -35,7 +35,6 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_class_signature = "mixed"
-autodoc_preserve_defaults = True
 
 nitpicky = True  # a reference to something of ours that is not there is a warning
 nitpick_ignore_regex = [("py:.*", r"(?!hardpoint).*"), ("py:.*", r"hardpoint\w*\.(?!messages).*")]

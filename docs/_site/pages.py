@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import errors
 import hooks
 import lifecycle
 import tables
+from attrs import NOTHING, Attribute, Factory, fields, has
 
 MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 OUTWARD = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+)\)")
@@ -49,8 +51,48 @@ def _path_of(link: re.Match[str]) -> str:
     return f"`{path}`" if path.endswith(shown) else f"{link[1]} (`{path}`)"
 
 
+def without_signature(_app: Any, kind: str, _name: str, thing: Any, *_rest: Any) -> Any:
+    """Drop the signature of a record: its fields are listed below its text."""
+    return ("", None) if kind == "class" and (has(thing) or is_enum(thing)) else None
+
+
+def with_fields(
+    _app: Any, kind: str, _name: str, thing: Any, _options: Any, lines: list[str]
+) -> None:
+    """List the fields of a record, or the members of an enumeration, with types and defaults."""
+    if kind != "class" or not (has(thing) or is_enum(thing)):
+        return
+    if is_enum(thing):
+        listed = [f"{each.name} = {each.value!r}" for each in thing]
+    else:
+        listed = [f"{each.name}: {_type_of(each)}{_default_of(each)}" for each in fields(thing)]
+    if listed:
+        lines += ["", ".. code-block:: python", "", *(f"   {line}" for line in listed), ""]
+
+
+def is_enum(thing: Any) -> bool:
+    """Whether ``thing`` is an enumeration."""
+    return isinstance(thing, type) and issubclass(thing, Enum)
+
+
+def _type_of(attribute: Attribute[Any]) -> str:
+    kind = attribute.type
+    return kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+
+
+def _default_of(attribute: Attribute[Any]) -> str:
+    if attribute.default is NOTHING:
+        return ""
+    if isinstance(attribute.default, Factory):
+        made = getattr(attribute.default.factory, "__name__", "")
+        return {"dict": " = {}", "list": " = []"}.get(made, " = ...")
+    return f" = {attribute.default!r}"
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
+    app.connect("autodoc-process-signature", without_signature)
+    app.connect("autodoc-process-docstring", with_fields)
     app.connect(
         "source-read", lambda _app, _name, source: source.__setitem__(0, complete(source[0]))
     )
