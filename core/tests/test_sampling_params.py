@@ -8,7 +8,13 @@ import random
 import pytest
 from attrs import fields
 from hardpoint.errors import InvalidRequestError
-from hardpoint.sampling_params import MAX_STOP_LENGTH, MAX_STOPS, SamplingParams
+from hardpoint.sampling_params import (
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORDS,
+    MAX_STOP_LENGTH,
+    MAX_STOPS,
+    SamplingParams,
+)
 
 FIELDS = [attribute.name for attribute in fields(SamplingParams)]
 
@@ -152,6 +158,25 @@ def test_the_ids_of_bad_words_are_checked_against_the_vocabulary():
     made.check_vocabulary(10)
     with pytest.raises(InvalidRequestError, match=r"bad_word_ids .*vocabulary of 9 tokens"):
         made.check_vocabulary(9)
+
+
+def test_bad_words_are_bounded_in_number_and_length():
+    """What they spell fits the bounds of ids, whatever the tokenizer."""
+    longest = MAX_BAD_WORD_CHARACTERS // MAX_BAD_WORDS
+    good = SamplingParams(bad_words=[f"{n:0{longest}}" for n in range(MAX_BAD_WORDS)])
+    spelled = [list(f"{blank}{word}".encode()) for word in good.bad_words for blank in ("", " ")]
+    assert len(SamplingParams(bad_word_ids=spelled).bad_word_ids) == 2 * MAX_BAD_WORDS
+    emoji = list((" " + "\N{GRINNING FACE}" * MAX_BAD_WORD_CHARACTERS).encode())
+    assert SamplingParams(bad_word_ids=[emoji[1:], emoji]).bad_word_ids[1][0] == 32
+    for name, value, words in (
+        ("bad_words", ["x"] * 1025, "bad_words must be at most 1024 words, not 1025"),
+        ("bad_words", ["x" * 16385], "bad_words must hold at most 16384 characters in all"),
+        ("bad_word_ids", [[1]] * 4097, "bad_word_ids must be at most 4096 lists, not 4097"),
+        ("bad_word_ids", [[1] * 2**17, [1] * 2**17, [1]], "must hold at most 262144 ids in all"),
+    ):
+        error = refusal({name: value})
+        assert error.field == name
+        assert words in str(error)
 
 
 def test_stop_strings_are_bounded_in_number_and_length():

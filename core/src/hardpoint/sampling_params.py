@@ -29,6 +29,14 @@ MAX_STOPS = 64
 """Stop strings of one request."""
 MAX_STOP_LENGTH = 4096
 """Characters of a stop string."""
+MAX_BAD_WORDS = 1024
+"""Bad words of one request."""
+MAX_BAD_WORD_CHARACTERS = 2**14
+"""Characters of all bad words of one request together."""
+MAX_BAD_WORD_LISTS = 4 * MAX_BAD_WORDS
+"""Lists of ids of one request's bad words, spellings of the texts included."""
+MAX_BAD_WORD_IDS = 16 * MAX_BAD_WORD_CHARACTERS
+"""Ids of all these lists together: more than any spelling of as many characters has."""
 _ID = "must hold whole numbers of at least 0"
 
 # Converters make plain values of what looks like one (numpy's scalars, any iterable), and leave all
@@ -139,6 +147,11 @@ def _token_ids(owner: object, attribute: Attribute[Any], value: object) -> None:
 def _token_id_lists(owner: object, attribute: Attribute[Any], value: object) -> None:
     if type(value) is not tuple or not all(type(ids) is tuple and ids for ids in value):
         _refuse(attribute.name, value, "must be a list of non-empty lists of token ids")
+    total = sum(map(len, value))
+    if len(value) > MAX_BAD_WORD_LISTS:
+        _refuse(attribute.name, len(value), f"must be at most {MAX_BAD_WORD_LISTS} lists")
+    if total > MAX_BAD_WORD_IDS:
+        _refuse(attribute.name, total, f"must hold at most {MAX_BAD_WORD_IDS} ids in all")
     for ids in value:
         _token_ids(owner, attribute, ids)
 
@@ -156,6 +169,16 @@ def _stops(owner: object, attribute: Attribute[Any], value: Any) -> None:
     if longest > MAX_STOP_LENGTH:
         must = f"must hold strings of at most {MAX_STOP_LENGTH} characters"
         _refuse(attribute.name, longest, must)
+
+
+def _words(owner: object, attribute: Attribute[Any], value: Any) -> None:
+    _texts(owner, attribute, value)
+    if len(value) > MAX_BAD_WORDS:
+        _refuse(attribute.name, len(value), f"must be at most {MAX_BAD_WORDS} words")
+    total = sum(map(len, value))
+    if total > MAX_BAD_WORD_CHARACTERS:
+        must = f"must hold at most {MAX_BAD_WORD_CHARACTERS} characters in all"
+        _refuse(attribute.name, total, must)
 
 
 def _biases(owner: object, attribute: Attribute[Any], value: object) -> None:
@@ -224,7 +247,7 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] | None = field(
         default=None, converter=_ids, validator=_token_ids
     )
-    bad_words: tuple[str, ...] = field(default=(), converter=_strings, validator=_texts)
+    bad_words: tuple[str, ...] = field(default=(), converter=_strings, validator=_words)
     bad_word_ids: tuple[tuple[int, ...], ...] = field(
         default=(), converter=_id_lists, validator=_token_id_lists
     )

@@ -38,6 +38,7 @@ from hardpoint_engine.scheduling.parts import (
     make_blocks,
     make_limits,
     make_request_checks,
+    named,
     processor_names,
 )
 from hardpoint_engine.scheduling.scheduler import Scheduler
@@ -119,6 +120,7 @@ class EngineCore:
             max_model_len=self.max_model_len,
             max_logprobs=config.sampling.max_logprobs,
             processors=make_request_checks(config, registry, platform),
+            configured=tuple(map(named, config.sampling.logits_processors)),
         )
         seed = config.model.seed
         self._seeds = Seeds(int.from_bytes(os.urandom(7), "big") if seed is None else seed)

@@ -428,7 +428,7 @@ def test_totals_add_up(engine):
     assert metrics.time_to_first_token.count == metrics.e2e_latency.count == 5
     ends = [end.metrics for end in one.ends.values()]
     assert metrics.preemptions == sum(end.num_preemptions for end in ends)
-    assert metrics.cached_tokens == sum(end.num_cached for end in ends)
+    assert metrics.cached_tokens == sum(end.num_cached_tokens for end in ends)
     assert metrics.queried_tokens == sum(map(len, PROMPTS.values()))
     for end in ends:
         assert end.arrival <= end.first_scheduled <= end.first_token <= end.finished

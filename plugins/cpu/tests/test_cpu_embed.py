@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from hardpoint.errors import InvalidRequestError
+from hardpoint.logits_processor import LogitsProcessor
 from hardpoint_engine import LLM, PoolingParams, SamplingParams
 from hardpoint_engine.scheduling.results import NoNumbersError
 
@@ -99,3 +100,18 @@ def test_corrupt_weights_end_those_that_they_concern(folder):
             llm.embed([[200, 1], [1, 2, 3]])
         assert llm.embed([[1, 2, 3]])[0].embedding == before.embedding
         assert llm.metrics.finished == {"stop": 3, "error": 1}
+
+
+class Nothing(LogitsProcessor):
+    def apply(self, logits, rows):
+        pass
+
+
+def test_logits_processors_of_the_configuration_and_vectors_exclude_each_other(folder):
+    """Each alone fails by name; answers go on."""
+    keys = {"platform": "cpu", "max_model_len": LONGEST, "num_kv_blocks": 8}
+    with LLM(str(folder), logits_processors=[Nothing], **keys) as llm:
+        with pytest.raises(InvalidRequestError, match=r"processors \(Nothing\) would have no say"):
+            llm.embed([[1, 2, 3]])
+        (answer,) = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=2))
+        assert len(answer.outputs[0].token_ids) == 2

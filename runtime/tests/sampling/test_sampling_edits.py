@@ -6,7 +6,8 @@ import torch
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_runtime.device import HostDeviceOps
 from hardpoint_runtime.sampling.batch import build_sampling_batch
-from hardpoint_runtime.sampling.edits import early_ends, ending_words
+from hardpoint_runtime.sampling.edits import early_ends
+from hardpoint_runtime.sampling.kept import WordEnds
 from hardpoint_runtime.sampling.sampler import Sampler
 
 GREEDY = {"temperature": 0, "max_tokens": None}
@@ -123,7 +124,7 @@ def test_bad_words_against_plain_lines():
             for word in words
             if [*output.tolist(), token][-len(word) :] == list(word)
         }
-        assert ending_words(words, output) == expected
+        assert WordEnds(words).ends(output) == expected
 
 
 def test_nobody_asks_nothing_is_edited(make_requests):

@@ -117,8 +117,9 @@ def work(monkeypatch):
         PENALISED,
         SamplingParams(temperature=0, allowed_token_ids=range(20_000)),
         SamplingParams(temperature=0, logit_bias=dict.fromkeys(range(20_000), 1.0)),
+        SamplingParams(temperature=0, bad_word_ids=[(n, n + 1) for n in range(4000)]),
     ],
-    ids=["penalised", "allowed", "biased"],
+    ids=["penalised", "allowed", "biased", "bad words"],
 )
 def test_a_step_costs_what_is_new(make_requests, work, sampling):
     """Not what there is of the history, nor of the ids that were named."""

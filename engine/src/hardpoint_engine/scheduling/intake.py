@@ -26,7 +26,7 @@ class Intake:
 
     ``max_model_len`` is the longest request in tokens, answer included; ``max_logprobs`` the most
     log-probabilities of one token (-1: any number). ``processors()`` are those that take
-    ``extra_args``.
+    ``extra_args``, ``configured`` the names of those that the configuration names.
     """
 
     platform: Platform
@@ -34,6 +34,7 @@ class Intake:
     max_model_len: int
     max_logprobs: int = -1
     processors: Callable[[], Sequence[type[LogitsProcessor]]] = tuple
+    configured: tuple[str, ...] = ()
 
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidRequestError (or UnsupportedError, naming the capability) for what cannot be
@@ -44,6 +45,8 @@ class Intake:
         self._check_prompt(request)
         self._check_sampling(request)
         self._check_logprobs(request)
+        if request.pooling is not None:
+            self._check_pooling(request)
         if request.sampling.extra_args:
             self._check_extra(request)
         self._check_adapters(request)
@@ -125,8 +128,17 @@ class Intake:
                 )
         if sampling.prompt_logprobs is not None:
             self.platform.require(Capability.PROMPT_LOGPROBS)
-        if request.pooling is not None:
-            self.platform.require(Capability.POOLING)
+
+    def _check_pooling(self, request: EngineRequest) -> None:
+        self.platform.require(Capability.POOLING)
+        if self.configured:
+            self._refuse(
+                "logits_processors",
+                self.configured,
+                f"request {request.req_id}: a vector is made without logits, so that the "
+                f"configured logits processors ({', '.join(self.configured)}) would have no say: "
+                "leave out the key logits_processors where vectors are asked for",
+            )
 
     def _check_extra(self, request: EngineRequest) -> None:
         processors = self.processors()

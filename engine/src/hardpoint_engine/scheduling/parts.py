@@ -89,11 +89,15 @@ def processor_names(config: Config, registry: Registry, platform: Platform) -> t
     """
     if platform.support(Capability.LOGITS_PROCESSORS) is not Support.YES:
         return ()
-    configured = config.sampling.logits_processors
     return (
         *registry.offers("hardpoint_logits_processors", platform.name),
-        *(each if isinstance(each, str) else each.__qualname__ for each in configured),
+        *map(named, config.sampling.logits_processors),
     )
+
+
+def named(processor: str | type) -> str:
+    """Return the name of a configured processor."""
+    return processor if isinstance(processor, str) else processor.__qualname__
 
 
 def make_admission(config: Config, registry: Registry, platform: Platform) -> AdmissionPolicy:

@@ -21,7 +21,6 @@ from hardpoint_runtime.sampling.edits import (
     Penalties,
     Places,
     early_ends,
-    ending_words,
     gather_penalties,
 )
 from hardpoint_runtime.sampling.logprobs import LogprobAsk, ask
@@ -162,7 +161,7 @@ def _banned(
     if banned and mask is not None and banned.issuperset(np.flatnonzero(mask).tolist()):
         banned = frozenset()
     if sampling.bad_word_ids:
-        banned |= ending_words(sampling.bad_word_ids, output)
+        banned |= state.kept.words(sampling).ends(output)
     return banned
 
 

@@ -6,7 +6,7 @@ a float32 copy. Only rows whose requests ask are touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -131,11 +131,3 @@ def early_ends(
         ends |= frozenset(eos_token_ids)
     allowed = sampling.allowed_token_ids
     return frozenset() if allowed is not None and ends.issuperset(allowed) else ends
-
-
-def ending_words(words: Iterable[tuple[int, ...]], output: Array) -> frozenset[int]:
-    """Return the last ids of those ``words`` whose other ids are the end of ``output``."""
-    last = tuple(output[-max((len(word) for word in words), default=1) :].tolist())
-    return frozenset(
-        word[-1] for word in words if len(word) == 1 or last[1 - len(word) :] == word[:-1]
-    )

@@ -4,6 +4,7 @@ in it, not what the request has said or named so far.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,6 +50,26 @@ class TokenCounts:
         self._length = len(known)
 
 
+class WordEnds:
+    """The last ids of bad words, by the ids before them: a step looks once for each length."""
+
+    def __init__(self, words: Iterable[tuple[int, ...]]) -> None:
+        ends: dict[int, dict[tuple[int, ...], set[int]]] = {}
+        for word in words:
+            ends.setdefault(len(word) - 1, {}).setdefault(word[:-1], set()).add(word[-1])
+        self._ends = ends
+        self._longest = max(ends, default=0)
+
+    def ends(self, output: Array) -> set[int]:
+        """Return the last ids of those words whose other ids are the end of ``output``."""
+        last = tuple(output[max(len(output) - self._longest, 0) :].tolist())
+        found: set[int] = set()
+        for length, ends in self._ends.items():
+            if length <= len(last):
+                found |= ends.get(last[len(last) - length :], set())
+        return found
+
+
 @define(eq=False)
 class Kept:
     """What is kept for one request; each is made when it is first asked for."""
@@ -56,6 +77,7 @@ class Kept:
     _counts: TokenCounts | None = None
     _allowed: Array | None = None
     _bias: tuple[Array, Array] | None = None
+    _words: WordEnds | None = None
 
     def counts(self, known: Array, num_prompt: int) -> TokenCounts:
         """Return the counts of ``known`` int32 [n]: prompt, then output."""
@@ -79,6 +101,12 @@ class Kept:
                 np.asarray(list(bias.values()), dtype=np.float32),
             )
         return self._bias
+
+    def words(self, sampling: SamplingParams) -> WordEnds:
+        """Return the ends of the bad words."""
+        if self._words is None:
+            self._words = WordEnds(sampling.bad_word_ids)
+        return self._words
 
     def forget_counts(self) -> None:
         """Count anew next time: tokens that were counted are no more, or others."""
