@@ -10,8 +10,8 @@ import pluggy
 import pytest
 from hardpoint.deprecated import Deprecation, HardpointDeprecationWarning, warn_caller
 
-OLD = Deprecation(what="argument 'level'", instead="'tags'", removal="3.0")
-TEXT = "argument 'level' is deprecated and will be removed in version 3.0; use 'tags' instead"
+OLD = Deprecation(what="argument 'level'", instead="'tags'", since=(2, 1), removal=(4, 0))
+TEXT = "argument 'level' is deprecated since API 2.1 and goes with API 4.0; use 'tags' instead"
 
 
 def module_of(name: str, source: str) -> types.ModuleType:
@@ -64,3 +64,15 @@ def test_the_implementer_of_an_old_hook_argument_is_warned_at_the_definition():
     with pytest.warns(HardpointDeprecationWarning, match=TEXT) as caught:
         manager.register(plugin)
     assert [(each.filename, each.lineno) for each in caught] == [("/acme_plugin.py", 2)]
+
+
+def test_who_was_built_for_the_number_before_is_served_until_the_removal():
+    with pytest.raises(ValueError, match=r"Remove it in 4\.0"):
+        Deprecation(what="it", instead="that", since=(2, 0), removal=(3, 0))
+
+
+@pytest.mark.parametrize(
+    ("api", "expired"), [((2, 1), False), ((3, 9), False), ((4, 0), True), ((4, 1), True)]
+)
+def test_it_expires_with_the_number_that_it_names(api, expired):
+    assert OLD.expired(api) is expired

@@ -1,5 +1,5 @@
 """Deprecation: one warning at the line of whoever uses the old thing, with what replaces it and the
-version that removes it.
+contract number that removes it. An architecture test fails when that number has come.
 
 Implementers of an old hook, or of an old argument of one, are warned at their own line by pluggy,
 to which the specification gives :attr:`Deprecation.warning` (``warn_on_impl``,
@@ -17,6 +17,8 @@ from types import FrameType
 
 from attrs import frozen
 
+from hardpoint.records import Version
+
 
 class HardpointDeprecationWarning(DeprecationWarning):
     """Something of Hardpoint's contracts that a coming version removes is still in use."""
@@ -24,18 +26,37 @@ class HardpointDeprecationWarning(DeprecationWarning):
 
 @frozen(kw_only=True)
 class Deprecation:
-    """What is deprecated, what to use instead, and the version that removes it (``"3.0"``)."""
+    """What is deprecated, what to use instead, the contract number that deprecated it (``(2, 1)``)
+    and the one that removes it (``(4, 0)``).
+
+    The numbers are those of the package that warns (``hardpoint.API``, say). As N serves plugins
+    built for N-1, what was deprecated within N is removed by N+2 at the earliest: N+1 still serves
+    whoever was built for N. Raises ValueError for an earlier removal.
+    """
 
     what: str
     instead: str
-    removal: str
+    since: Version
+    removal: Version
+
+    def __attrs_post_init__(self) -> None:
+        if self.removal[0] < self.since[0] + 2:
+            raise ValueError(
+                f"{self.what}: deprecated in {_number(self.since)}, removed in "
+                f"{_number(self.removal)}: {self.since[0] + 1} still serves plugins built for "
+                f"{self.since[0]}. Remove it in {self.since[0] + 2}.0"
+            )
+
+    def expired(self, api: Version) -> bool:
+        """Whether a package whose contract number is ``api`` should no longer have it."""
+        return api >= self.removal
 
     @property
     def warning(self) -> HardpointDeprecationWarning:
         """The warning that says so."""
         return HardpointDeprecationWarning(
-            f"{self.what} is deprecated and will be removed in version {self.removal}; "
-            f"use {self.instead} instead"
+            f"{self.what} is deprecated since API {_number(self.since)} and goes with API "
+            f"{_number(self.removal)}; use {self.instead} instead"
         )
 
 
@@ -64,3 +85,7 @@ def warn_caller(deprecation: Deprecation, *, package: str = "hardpoint") -> None
 def _is_within(frame: FrameType, package: str) -> bool:
     name = str(frame.f_globals.get("__name__", ""))
     return name == package or name.startswith(f"{package}.")
+
+
+def _number(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 import pluggy
@@ -105,9 +105,16 @@ def check_api(plugin: Plugin, record: Any) -> None:
     core = hardpoint.API
     served = api[0] == core[0] - 1 or (api[0] == core[0] and api[1] <= core[1])
     if not served:
+        newer = api > core
+        way_out = (
+            f"Install a newer hardpoint, or a {plugin.distribution} built for API {core[0]}"
+            if newer
+            else f"Install a {plugin.distribution} built for API {core[0]}, or an older hardpoint"
+        )
         raise IncompatiblePluginError(
-            f"{plugin.label} was built for another contract: plugin API {api[0]}.{api[1]}, "
-            f"core API {core[0]}.{core[1]} (hardpoint {hardpoint.__version__}). {_way_out(plugin)}"
+            f"{plugin.label} was built for {'a newer' if newer else 'an older'} contract: plugin "
+            f"API {api[0]}.{api[1]}, core API {core[0]}.{core[1]} (hardpoint "
+            f"{hardpoint.__version__}). {way_out}"
         )
 
 
@@ -184,6 +191,11 @@ def _import(value: str) -> Any:
 
 def _identity(plugin: Plugin, module: Any) -> Any:
     """Call the plugin's own identity hook, alone: no other hook of it is looked at."""
+    if isinstance(module, type):
+        raise TypeError(
+            f"entry point value {plugin.entry_point!r} leads to a class, of which nobody makes an "
+            f"instance; name its module, {module.__module__!r}, or an instance"
+        )
     hook = f"hardpoint_{plugin.kind}"
     specification: Callable[..., Any] = getattr(hookspecs, hook)
     manager = pluggy.PluginManager(hookspecs.PROJECT)
@@ -193,11 +205,19 @@ def _identity(plugin: Plugin, module: Any) -> Any:
     if not isinstance(record, _RECORDS[plugin.kind]):
         expected = _RECORDS[plugin.kind].__name__
         what = "nothing" if record is None else repr(record)
+        place = "" if isinstance(module, ModuleType) else f", which is {_kind_of(module)},"
         raise TypeError(
-            f"{hook} must be implemented in {plugin.entry_point!r} with @hookimpl and return "
-            f"{expected}; it gave {what}"
+            f"{hook} must be implemented in {plugin.entry_point!r}{place} with @hookimpl and "
+            f"return {expected}; it gave {what}"
         )
     return record
+
+
+def _kind_of(found: object) -> str:
+    """Return what an entry point led to, for whoever meant it to lead to a module."""
+    if isinstance(found, FunctionType):
+        return f"a function (name its module, {found.__module__!r}, instead)"
+    return f"an object of {type(found).__name__}"
 
 
 def _check_record(plugin: Plugin, record: Any) -> None:

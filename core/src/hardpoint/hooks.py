@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pluggy
@@ -130,12 +130,32 @@ class HookTable:
 
     def _check_names(self, module: Any) -> None:
         for name in dir(module):
-            marked = self._manager.parse_hookimpl_opts(module, name) is not None
-            if marked and name not in self._names:
+            options = self._manager.parse_hookimpl_opts(module, name)
+            if name in self._names:
+                if options is not None:
+                    _check_arguments(name, getattr(module, name))
+                elif inspect.isfunction(getattr(module, name)):
+                    raise PluginError(f"function {name!r} is named like a hook but lacks @hookimpl")
+            elif options is not None and not options["optionalhook"]:
                 hint = did_you_mean(name, self._names)
-                raise PluginError(f"there is no hook {name!r}. {hint}".rstrip())
-            if name in self._names and not marked and inspect.isfunction(getattr(module, name)):
-                raise PluginError(f"function {name!r} is named like a hook but lacks @hookimpl")
+                raise PluginError(
+                    f"there is no hook {name!r}{f'. {hint}' if hint else '.'} One of a newer API "
+                    "is marked with @hookimpl(optionalhook=True)"
+                )
+
+
+def _check_arguments(hook: str, function: Callable[..., object]) -> None:
+    """Raise PluginError for an argument that the hook does not have; one with a default is the
+    implementation's own and never given.
+    """
+    known = list(inspect.signature(getattr(hookspecs, hook)).parameters)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name not in known and name != "self" and parameter.default is parameter.empty:
+            hint = did_you_mean(name, known)
+            raise PluginError(
+                f"hook {hook!r} has no argument {name!r}{f'. {hint}' if hint else '.'} It has "
+                f"{', '.join(known) or 'none'}, of which an implementation may take fewer"
+            )
 
 
 def _call(implementation: pluggy.HookImpl, arguments: Mapping[str, Any]) -> Any:
