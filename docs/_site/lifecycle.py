@@ -66,26 +66,26 @@ def phases(events: Sequence[Event]) -> list[tuple[str, list[Event]]]:
 
 def picture() -> str:
     """Return the run as an SVG: the driver's calls on the left, the worker's on the right."""
-    parts, y, last = [], TOP, None
+    parts, y = [], TOP
     for title, events in phases(diary()):
         parts.append(f'<text x="20" y="{y + 18}" class="phase">{escape(title)}</text>')
         y += ROW + 4
         for process, kind, name in events:
-            if last and last[0] != process:
-                parts.append(_arrow(last, (process, y)))
+            if kind == "worker":
+                parts.append(_call(y + HIGH // 2))
             x = LANE[process]
             parts.append(
                 f'<rect x="{x}" y="{y}" width="{BOX}" height="{HIGH}" rx="4" '
                 f'fill="{COLOURS[kind]}"/><text x="{x + 10}" y="{y + 14}" class="call">'
                 f"{_shown(kind, name)}</text>"
             )
-            last, y = (process, y), y + ROW
+            y += ROW
         y += 8
     style = (
         ".phase{font:600 14px sans-serif;fill:currentColor}"
         ".lane{font:600 13px sans-serif;fill:currentColor}"
         ".call{font:12px monospace;fill:#fff}"
-        ".cross{stroke:currentColor;fill:none;opacity:.55}"
+        ".cross{stroke:currentColor;fill:none}.head{fill:currentColor}"
     )
     heads = "".join(
         f'<text x="{x}" y="20" class="lane">{text}</text>'
@@ -104,12 +104,12 @@ def _shown(kind: str, name: str) -> str:
     return escape(owner.get(kind, "") + name + "()")
 
 
-def _arrow(start: tuple[str, int], end: tuple[str, int]) -> str:
-    (here, y1), (there, y2) = start, end
-    x1 = LANE[here] + (BOX if here == "driver" else 0)
-    x2 = LANE[there] + (BOX if there == "driver" else 0)
-    middle = HIGH // 2
-    return f'<path class="cross" d="M{x1} {y1 + middle} L{x2} {y2 + middle}"/>'
+def _call(y: int) -> str:
+    start, end = LANE["driver"] + BOX // 2, LANE["worker"]
+    return (
+        f'<path class="cross" d="M{start} {y} H{end - 4}"/>'
+        f'<path class="head" d="M{end} {y} l-8 -4 v8 z"/>'
+    )
 
 
 def order() -> str:

@@ -16,6 +16,7 @@ import commands
 import errors
 import hooks
 import lifecycle
+import suites
 import tables
 from attrs import NOTHING, Attribute, Factory, fields, has
 
@@ -27,6 +28,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "keys": tables.keys,
     "capabilities": tables.capabilities,
     "stages": tables.stages,
+    "suites": suites.sections,
     "hooks": hooks.summary,
     "hook_sections": hooks.sections,
     "errors": errors.sections,

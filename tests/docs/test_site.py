@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import html
 import re
 import subprocess
@@ -9,11 +10,13 @@ import sys
 from pathlib import Path
 
 import click
+import hardpoint_conformance
 import pytest
 from hardpoint.capabilities import SINCE, Capability
 from hardpoint.cli_group import commands
 from hardpoint.config.keys import KEYS
 from hardpoint.rpc.lifecycle import STEPS
+from hardpoint_conformance import tampering
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -21,6 +24,7 @@ sys.path.insert(0, str(DOCS / "_site"))
 import diary  # noqa: E402
 import errors  # noqa: E402
 import lifecycle  # noqa: E402
+import suites  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +76,26 @@ def test_every_error_says_what_to_do(site):
     for each in errors.errors():
         assert each.name in page
         assert errors.WAY_OUT in " ".join(each.text.split()), f"{each.module}.{each.name}"
+
+
+def test_every_test_of_the_kit_is_on_the_page_on_certifying(site):
+    page = site("certifying")
+    for name in suites.SUITES:
+        suite = getattr(hardpoint_conformance, name)
+        assert tampering.tests_of(suite) == set(suites.tests_of(suite))
+        for test in tampering.tests_of(suite):
+            assert test.removeprefix("test_").replace("_", " ") in page, f"{name}.{test}"
+
+
+def test_the_page_on_certifying_shows_what_the_examples_run():
+    text = (DOCS / "certifying.md").read_text()
+    shown = re.findall(
+        r"^```python\n# tests/test_conformance.py\n(.*?)^```", text, re.MULTILINE | re.DOTALL
+    )
+    for source, example in zip(shown, ("hardpoint-acme", "hardpoint-threads"), strict=True):
+        path = ROOT / "examples" / "out_of_tree" / example / "tests" / "test_conformance.py"
+        _docstring, *statements = ast.parse(path.read_text()).body
+        assert list(map(ast.unparse, ast.parse(source).body)) == list(map(ast.unparse, statements))
 
 
 def test_nothing_on_the_site_is_fetched_from_elsewhere(site):
