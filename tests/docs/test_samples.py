@@ -128,7 +128,6 @@ def test_a_processor_reads_its_column(sample):
 
 TORCH_ACME = """
 import simulated_device
-simulated_device.NAME = "acme"
 simulated_device.install()
 """
 
@@ -137,8 +136,8 @@ def test_the_platform_generates_what_the_host_does(sample):
     acme = sample("writing-a-platform.md")
     missing = acme.run("doctor", "acme", code=1)
     assert "the package torch_acme is not installed" in missing.stdout
-    simulated = ROOT / "tests" / "simulated_accelerator" / "simulated_device.py"
-    shutil.copy(simulated, acme.folder / "simulated_device.py")
+    example = ROOT / "examples" / "out_of_tree" / "hardpoint-acme" / "src" / "hardpoint_acme"
+    shutil.copy(example / "torch_backend.py", acme.folder / "simulated_device.py")
     (acme.folder / "torch_acme.py").write_text(TORCH_ACME)
     assert "one unit" in acme.run("doctor", "acme").stdout
     arguments = ("--load-format", "dummy", "--raw", "--json", "--max-tokens", "6")

@@ -49,7 +49,7 @@ def metadata(wheel: Path):
 
 def ours_required_by(name: str, wheels: dict[str, Path]) -> set[str]:
     """The distributions of this repository that ``name`` requires, itself included, all the way
-    down.
+    down; the conformance kit, too, where it is an extra: probes import it.
     """
     found, todo = set(), [name]
     while todo:
@@ -59,7 +59,7 @@ def ours_required_by(name: str, wheels: dict[str, Path]) -> set[str]:
         found.add(current)
         for line in metadata(wheels[current]).get_all("Requires-Dist") or []:
             required = re.match(r"[A-Za-z0-9_.-]+", line).group()
-            if required in wheels and "extra ==" not in line:
+            if required in wheels and ("extra ==" not in line or "conformance" in line):
                 todo.append(required)
     return found
 

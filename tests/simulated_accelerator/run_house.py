@@ -1,4 +1,5 @@
-"""Runs the default model on the cpu and on the simulated accelerator; prints what came, as JSON.
+"""Runs the default model on the cpu and on the simulated accelerator of ``hardpoint-acme``; prints
+what came, as JSON.
 
 A process of its own: the device is the process's. Argument: an empty folder for the plugin's
 metadata.
@@ -10,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
+ACME = Path(__file__).resolve().parents[2] / "examples" / "out_of_tree" / "hardpoint-acme"
 PROMPTS = [
     "The capital of France is",
     "Water boils at",
@@ -20,15 +21,15 @@ PROMPTS = [
 
 def offer_plugin(folder):
     """Make the platform discoverable, as an installed distribution is."""
-    metadata = Path(folder) / "hardpoint_simulated-1.0.dist-info"
+    metadata = Path(folder) / "hardpoint_acme-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: hardpoint-simulated\nVersion: 1.0\nRequires-Dist: hardpoint\n"
+        "Metadata-Version: 2.1\nName: hardpoint-acme\nVersion: 1.0\nRequires-Dist: hardpoint\n"
     )
     (metadata / "entry_points.txt").write_text(
-        "[hardpoint.platforms]\nsimulated = simulated_plugin\n"
+        "[hardpoint.platforms]\nacme = hardpoint_acme.plugin\n"
     )
-    sys.path[:0] = [str(HERE), str(folder)]
+    sys.path[:0] = [str(ACME / "src"), str(folder)]
 
 
 def run(platform, **more):
@@ -57,8 +58,10 @@ def run(platform, **more):
         devices = llm.collective_rpc(devices_of_weights)[0]
         results = llm.generate(PROMPTS, sampling)
         steps = llm.collective_rpc(steps_by_mode)[0]
+        reads = llm.collective_rpc(reads_of_the_port)[0]
     return {
         "steps": steps,
+        "reads_by_port": reads,
         "tokens": [list(result.outputs[0].token_ids) for result in results],
         "devices": devices,
     }
@@ -68,70 +71,59 @@ def devices_of_weights(worker):
     return sorted({str(parameter.device) for parameter in worker.get_model().parameters()})
 
 
+def reads_of_the_port(worker):
+    return getattr(worker.device, "reads", None)
+
+
 def steps_by_mode(worker):
     graphs = worker.model_runner.graphs
     return {} if graphs is None else {mode.name: n for mode, n in graphs.counts.steps.items()}
 
 
-def run_graphs():
-    """Generate through graphs; return also how the host read the device meanwhile."""
-    import simulated_device
-    import simulated_worker
+def run_counted(**more):
+    """Generate on the accelerator; return also how the host read the device meanwhile."""
+    from hardpoint_acme import torch_backend
 
-    def reads():
-        return dict(simulated_device.READS), simulated_worker.SimulatedDeviceOps.reads
-
-    before, before_port = reads()
-    found = run(
-        "simulated",
-        graph_mode="full_and_piecewise",
-        graph_sizes=[4, 24],
-        graph_warm_ups=0,
-        max_model_len=64,
-    )
-    after, port = reads()
-    return {
-        **found,
-        "reads": {name: count - before.get(name, 0) for name, count in after.items()},
-        "reads_by_port": port - before_port,
-    }
+    before = dict(torch_backend.READS)
+    found = run("acme", **more)
+    reads = {name: count - before.get(name, 0) for name, count in torch_backend.READS.items()}
+    return {**found, "reads": reads}
 
 
 def controls():
     """What the device must not let pass: proof that the counts above mean something."""
-    import simulated_device
     import torch
+    from hardpoint_acme import torch_backend
 
-    tensor = torch.zeros(3, device="simulated")
+    tensor = torch.zeros(3, device="acme")
     try:
         tensor + torch.ones(3)
     except RuntimeError as error:
         mixed = str(error)
     else:
         mixed = ""
-    before = simulated_device.READS.total()
+    before = torch_backend.READS.total()
     tensor.sum().item()
     tensor.cpu()
     torch.empty(3).copy_(tensor)
-    return {"mixed": mixed, "reads": simulated_device.READS.total() - before}
+    return {"mixed": mixed, "reads": torch_backend.READS.total() - before}
 
 
 def main():
     offer_plugin(sys.argv[1])
+    graphs = {"graph_mode": "full_and_piecewise", "graph_sizes": [4, 24], "graph_warm_ups": 0}
     cpu = run("cpu")
-    simulated = run("simulated")
-    import simulated_device
-    import simulated_worker
+    acme = run_counted()
+    from hardpoint_acme import torch_backend
 
     report = {
         "cpu": cpu,
-        "simulated": simulated,
-        "reads": dict(simulated_device.READS),
-        "reads_by_port": simulated_worker.SimulatedDeviceOps.reads,
-        "calls": dict(simulated_device.CALLS),
-        "module": dict(simulated_device.MODULE),
-        "graphs": run_graphs(),
+        "acme": acme,
+        "calls": dict(torch_backend.CALLS),
+        "module": dict(torch_backend.MODULE),
+        "graphs": run_counted(**graphs, max_model_len=64),
         "controls": controls(),
+        "held": torch_backend.memory_allocated(),
     }
     print(json.dumps(report))
 

@@ -27,13 +27,13 @@ def report(tmp_path_factory):
 
 
 def test_the_default_model_gives_the_tokens_of_the_host(report):
-    assert report["simulated"]["tokens"] == report["cpu"]["tokens"]
+    assert report["acme"]["tokens"] == report["cpu"]["tokens"]
     assert all(len(tokens) == 8 for tokens in report["cpu"]["tokens"])
 
 
 def test_the_weights_are_on_the_device_and_computed_there(report):
     assert report["cpu"]["devices"] == ["cpu"]
-    assert report["simulated"]["devices"] == ["simulated:0"]
+    assert report["acme"]["devices"] == ["acme:0"]
     layers, steps = 30, 8
     assert report["calls"]["aten::mm"] >= layers * 4 * steps
     assert report["calls"]["aten::index_copy_"] >= layers * 2 * steps
@@ -41,9 +41,10 @@ def test_the_weights_are_on_the_device_and_computed_there(report):
 
 def test_the_host_reads_only_through_the_port(report):
     """A hidden ``.cpu()``, ``.item()`` or copy would be a read that the port does not know of."""
-    assert set(report["reads"]) == {"aten::_to_copy"}
-    assert report["reads"]["aten::_to_copy"] == report["reads_by_port"]
-    assert 8 <= report["reads_by_port"] <= 8 * 16
+    reads = report["acme"]["reads"]
+    assert set(reads) == {"aten::_to_copy"}
+    assert reads["aten::_to_copy"] == report["acme"]["reads_by_port"]
+    assert 8 <= report["acme"]["reads_by_port"] <= 8 * 16
 
 
 def test_graphs_replay_on_the_device_with_the_tokens_of_the_host(report):
@@ -62,5 +63,9 @@ def test_the_device_was_taken_through_its_module(report):
 
 
 def test_the_device_notices_what_it_must(report):
-    assert "expected all tensors to be on simulated:0" in report["controls"]["mixed"]
+    assert "expected all tensors to be on acme:0" in report["controls"]["mixed"]
     assert report["controls"]["reads"] == 3
+
+
+def test_the_device_has_its_memory_back(report):
+    assert report["held"] == 0

@@ -1,21 +1,27 @@
-"""A simulated accelerator: a real torch device whose memory the host cannot read by accident.
+"""What stands for the vendor's torch extension: a simulated accelerator, a real torch device whose
+memory the host cannot read by accident.
 
-Tensors of the device ``simulated`` are wrappers on the PrivateUse1 key. What code does with them
+Tensors of the device ``acme`` are wrappers on the PrivateUse1 key. What code does with them
 arrives in ``__torch_dispatch__`` and is computed on the host tensors inside. As on real hardware,
 mixing them with host tensors is an error, and every way to read them on the host is counted.
-Process-global, like any torch device: :func:`install` it in a process of its own.
+Process-global, like any torch device; :func:`install` registers it.
 """
+
+# ruff: noqa: ANN001, ANN002, ANN003, ANN201, ANN202, ANN204, ANN205, ANN206, D102, SLF001
+# What torch calls here it does not type, and a backend written in Python registers itself by names
+# that begin with an underscore.
 
 from __future__ import annotations
 
 import types
+import weakref
 from collections import Counter
 
 import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map
 
-NAME = "simulated"
+NAME = "acme"
 MEMORY = 16 << 30
 
 READS = Counter()
@@ -27,12 +33,15 @@ CALLS = Counter()
 MODULE = Counter()
 """Function of the device module -> calls."""
 
-LIBRARIES = []
+LIBRARIES: list[torch.library.Library] = []
+
+HELD: dict[int, weakref.ref[AcmeTensor]] = {}
+"""Every tensor that is there, by its identity."""
 
 MOVES = {"aten::copy_", "aten::_to_copy"}
 
 
-class SimulatedTensor(torch.Tensor):
+class AcmeTensor(torch.Tensor):
     """A tensor on the device; ``inner`` is the host tensor that stands for its memory."""
 
     @staticmethod
@@ -48,9 +57,11 @@ class SimulatedTensor(torch.Tensor):
 
     def __init__(self, inner):
         self.inner = inner
+        key = id(self)
+        HELD[key] = weakref.ref(self, lambda _: HELD.pop(key, None))
 
     def __repr__(self):
-        return f"SimulatedTensor({tuple(self.shape)}, {self.dtype})"
+        return f"AcmeTensor({tuple(self.shape)}, {self.dtype})"
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -63,7 +74,7 @@ class SimulatedTensor(torch.Tensor):
             if parts is not NotImplemented:
                 return parts
         check_devices(func, args, kwargs)
-        if name == "aten::copy_" and not isinstance(args[0], SimulatedTensor):
+        if name == "aten::copy_" and not isinstance(args[0], AcmeTensor):
             READS[name] += 1
             return args[0].copy_(args[1].inner)
         to_host = (
@@ -75,8 +86,8 @@ class SimulatedTensor(torch.Tensor):
         if to_host:
             return result
         for tensor in kwargs.values():  # ``out`` is resized where it is empty, as on a real device
-            if isinstance(tensor, SimulatedTensor) and tensor.shape != tensor.inner.shape:
-                tensor.data = SimulatedTensor(tensor.inner)
+            if isinstance(tensor, AcmeTensor) and tensor.shape != tensor.inner.shape:
+                tensor.data = AcmeTensor(tensor.inner)
         # A view is an inference tensor if its base is one, whatever mode is on.
         as_base = func.is_view and not args[0].is_inference()
         with torch.inference_mode(torch.is_inference_mode_enabled() and not as_base):
@@ -86,7 +97,7 @@ class SimulatedTensor(torch.Tensor):
 
 def inner(value):
     """Replace device tensors and the device by what stands for them on the host."""
-    if isinstance(value, SimulatedTensor):
+    if isinstance(value, AcmeTensor):
         return value.inner
     if isinstance(value, torch.device) and value.type == NAME:
         return torch.device("cpu")
@@ -95,7 +106,7 @@ def inner(value):
 
 def outer(value):
     """Wrap a host tensor."""
-    return SimulatedTensor(value) if type(value) is torch.Tensor else value
+    return AcmeTensor(value) if type(value) is torch.Tensor else value
 
 
 def check_devices(func, args, kwargs):
@@ -103,7 +114,7 @@ def check_devices(func, args, kwargs):
     if func._schema.name in MOVES:
         return
     for leaf in tree_flatten((args, kwargs))[0]:
-        if isinstance(leaf, torch.Tensor) and not isinstance(leaf, SimulatedTensor) and leaf.dim():
+        if isinstance(leaf, torch.Tensor) and not isinstance(leaf, AcmeTensor) and leaf.dim():
             raise RuntimeError(
                 f"{func}: expected all tensors to be on {NAME}:0, found one on {leaf.device}"
             )
@@ -111,17 +122,17 @@ def check_devices(func, args, kwargs):
 
 def empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
     """``aten::empty.memory_format`` on the device."""
-    return SimulatedTensor(torch.empty(size, dtype=dtype, device="cpu"))
+    return AcmeTensor(torch.empty(size, dtype=dtype, device="cpu"))
 
 
 def empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):
     """``aten::empty_strided`` on the device."""
-    return SimulatedTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
+    return AcmeTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
 
 
 def copy_from(source, destination, non_blocking=False):
     """``aten::_copy_from``: how ``torch.tensor(values, device=...)`` brings its values over."""
-    if not isinstance(destination, SimulatedTensor):
+    if not isinstance(destination, AcmeTensor):
         READS["aten::_copy_from"] += 1
     inner(destination).copy_(inner(source))
     return destination
@@ -134,8 +145,20 @@ class Guard(torch._C._acc.DeviceGuard):
         return torch._C._autograd.DeviceType.PrivateUse1
 
 
+def memory_allocated(device: object = None) -> int:
+    """Return the bytes that tensors of the device hold, each piece of memory once."""
+    MODULE["memory_allocated"] += 1
+    storages = {}
+    for reference in tuple(HELD.values()):
+        tensor = reference()
+        if tensor is not None:
+            storage = tensor.inner.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
 def device_module():
-    """Return the module behind ``torch.simulated``."""
+    """Return the module behind ``torch.acme``."""
     module = types.ModuleType(f"torch.{NAME}")
 
     def counted(name, answer):
@@ -155,16 +178,16 @@ def device_module():
         "manual_seed_all": None,
         "_is_in_bad_fork": False,
         "mem_get_info": (MEMORY, MEMORY),
-        "memory_allocated": 0,
         "reset_peak_memory_stats": None,
         "max_memory_allocated": 1 << 30,
     }.items():
         counted(name, answer)
+    module.memory_allocated = memory_allocated
     return module
 
 
-def install():
-    """Make ``torch.device("simulated")`` usable in this process; once is enough."""
+def install() -> None:
+    """Make ``torch.device("acme")`` usable in this process; once is enough."""
     if LIBRARIES:
         return
     torch.utils.rename_privateuse1_backend(NAME)

@@ -1,0 +1,1 @@
+"""The platform ``acme``: a simulated accelerator, by a third party."""

@@ -1,0 +1,1 @@
+"""The executor ``threads``, by a third party."""
