@@ -1,4 +1,4 @@
-"""The conformance kit: five suites that certify a platform or an executor, adopted in one line each.
+"""The conformance kit: five suites that certify a platform or an executor; each takes one line.
 
 ``TestPlatform = PlatformSuite.of("acme")`` in a test module is all that an author writes. Each name
 is imported when it is asked for: as a pytest plugin the kit is in every test run beside it, and

@@ -131,9 +131,7 @@ def write_certificates(path: Path, run: Run, hooks: Sequence[str]) -> None:
     documents: list[dict[str, Any]] = []
     for (_, name), plugin_run in run.plugins.items():
         try:
-            documents.append(
-                as_document(certify(plugin_run, started=run.started, hooks=hooks))
-            )
+            documents.append(as_document(certify(plugin_run, started=run.started, hooks=hooks)))
         except HardpointError as error:
             documents.append({"plugin": name, "conformant": False, "reasons": [str(error)]})
     path.write_text(json.dumps({"certificates": documents}, indent=2))

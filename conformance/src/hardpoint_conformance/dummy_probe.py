@@ -41,6 +41,7 @@ class DummyProbe(Probe):
     """Looks inside the fake device."""
 
     logit_tolerance: ClassVar[float | None] = 1e-6
+    loads_shards: ClassVar[bool] = False
 
     def oracle(self, description: ModelDescription) -> Oracle:
         """Return the rule."""

@@ -101,5 +101,5 @@ def write_model(folder: Path, shape: ModelShape) -> Path:
         table.add(SavedTensor(name=name, dtype="float32", shape=array.shape))
     with SafetensorsWriter(folder / "model.safetensors", table) as file:
         for array in tensors.values():
-            file.write(memoryview(np.ascontiguousarray(array)).cast("B"))
+            file.write(memoryview(array.tobytes()))
     return folder

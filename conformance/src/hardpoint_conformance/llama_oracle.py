@@ -82,9 +82,10 @@ def read_weights(description: ModelDescription) -> dict[str, Any]:
     arrays = {}
     with SafetensorsCheckpoint(description.path) as checkpoint:
         for name, entry in checkpoint.tensors.items():
-            data = np.empty(entry.shape, dtype=np.float32)
-            checkpoint.file_of(name).read_into(name, memoryview(data).cast("B"))
-            arrays[name] = data.astype(np.float64)
+            data = bytearray(entry.num_bytes)
+            checkpoint.file_of(name).read_into(name, memoryview(data))
+            floats = np.frombuffer(data, dtype=np.float32).reshape(entry.shape)
+            arrays[name] = floats.astype(np.float64)
     return arrays
 
 

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import time
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import hardpoint
-from attrs import fields, has
 from hardpoint import discovery
-from hardpoint.construction import PROBE_SECONDS
-from hardpoint.hookspecs import hardpoint_platform
-from hardpoint.platform import Platform
-from hardpoint.records import PlatformRecord, Verdict
-from hardpoint.references import resolve
 from hardpoint.registry import Registry
-from packaging.requirements import Requirement
 
-from hardpoint_conformance.contract import expect, expect_equal
-from hardpoint_conformance.suite import Suite, not_applicable
+from hardpoint_conformance.contract import expect_equal
+from hardpoint_conformance.suite import Suite
 
 
 class PluginSuite(Suite):

@@ -49,6 +49,11 @@ class Probe:
     for 16 bits).
     """
 
+    loads_shards: ClassVar[bool] = True
+    """Whether what ``save_sharded_state`` writes can be loaded again (a fake model has nothing to
+    load). Default: yes.
+    """
+
     def oracle(self, description: ModelDescription) -> Oracle | None:
         """Return what computes the same model by other means. Default: None, for the kit's own
         reference (a Llama in numpy, float32).

@@ -14,7 +14,6 @@ from attrs import define, evolve, field
 from hardpoint.executor import Executor
 from hardpoint.messages import (
     CachedRequestData,
-    GrammarOutput,
     Logprobs,
     ModelRunnerOutput,
     NewRequestData,
@@ -39,6 +38,7 @@ class Request:
     computed: int = 0
     known: bool = False
     parked: bool = False
+    told: int = 0
     logprobs: list[Logprobs] = field(factory=list)
     prompt_logprobs: Logprobs | None = None
 
@@ -46,6 +46,17 @@ class Request:
     def output(self) -> list[int]:
         """The ids chosen so far."""
         return self.tokens[len(self.prompt) :]
+
+    def untold(self) -> tuple[int, ...]:
+        """Return the chosen ids that no plan has brought, once: for stages that do not sample."""
+        fresh = tuple(self.output[self.told :])
+        self.told = len(self.output)
+        return fresh
+
+    @property
+    def decoding(self) -> bool:
+        """Whether only its last token is left to compute."""
+        return self.left == 1 and self.known and bool(self.output)
 
     @property
     def left(self) -> int:
@@ -115,7 +126,7 @@ class Steps:
 
     def plan(self, counts: Mapping[str, int], **fields: Any) -> SchedulerOutput:
         """Return the plan of a step; the driver's side is as if it had been sent."""
-        new, rows, resumed, drafts = [], [], set(), fields.get("drafts", {})
+        new, rows, resumed = [], [], set()
         for req_id, count in counts.items():
             request = self.requests[req_id]
             fresh = tuple(self._grow(request, request.computed + count))
@@ -129,6 +140,7 @@ class Steps:
                 fresh = tuple(request.blocks)
             rows.append((request, (fresh,) if fresh else None))
         self._step_id += 1
+        told = self.executor.parallel_config.pipeline_parallel_size > 1
         plan = SchedulerOutput(
             step_id=self._step_id,
             new=tuple(new),
@@ -138,6 +150,7 @@ class Steps:
                 num_computed=tuple(request.computed for request, _ in rows),
                 num_output=tuple(len(request.output) for request, _ in rows),
                 resumed=frozenset(resumed),
+                new_tokens=tuple(request.untold() for request, _ in rows) if told else (),
             ),
             num_tokens=dict(counts),
             total_tokens=sum(counts.values()),
@@ -146,7 +159,6 @@ class Steps:
             **fields,
         )
         self._finished, self._parked = set(), set()
-        del drafts
         return plan
 
     def take(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
@@ -166,36 +178,39 @@ class Steps:
             if req_id in output.prompt_logprobs:
                 request.prompt_logprobs = output.prompt_logprobs[req_id]
 
-    def round(self, chunk: int | None = None, grammar: GrammarOutput | None = None) -> None:
+    def round(self, chunk: int | None = None) -> ModelRunnerOutput:
         """Advance every request: in one step where the limits allow it, else prompts first."""
-        waiting = [r for r in self.requests.values() if r.left > 1]
-        decoding = [r for r in self.requests.values() if r.left == 1]
-        most = self.executor.config.scheduler.max_num_batched_tokens or 64
+        return self.step(self.counts(chunk))
+
+    def counts(self, chunk: int | None = None) -> dict[str, int]:
+        """Return how many tokens of which request a scheduler would compute next."""
+        waiting = [r for r in self.requests.values() if not r.decoding]
+        decoding = [r for r in self.requests.values() if r.decoding]
         if not self.limits.mixed_batches and waiting:
             decoding = []
         if (limit := self.limits.max_prefills_per_step) is not None:
             waiting = waiting[:limit]
-        counts = {r.req_id: 1 for r in decoding}
-        room = most - len(counts)
-        for request in waiting:
+        most_seqs = self.executor.config.scheduler.max_num_seqs or len(self.requests)
+        counts = {r.req_id: 1 for r in decoding[:most_seqs]}
+        room = (self.executor.config.scheduler.max_num_batched_tokens or 64) - len(counts)
+        for request in waiting[: most_seqs - len(counts)]:
             count = min(request.left, chunk or request.left, room)
             if count < request.left:
                 count -= count % self.limits.chunk_multiple
             if count > 0:
                 counts[request.req_id] = count
                 room -= count
-        self.step(counts)
+        if self.requests and not counts:
+            raise ValueError(f"no step is possible: a chunk of {chunk} within {self.limits}")
+        return counts
 
     def run(self, num_output: int, *, chunk: int | None = None) -> list[list[int]]:
         """Advance until every request has ``num_output`` tokens; return them, in order."""
         requests = list(self.requests.values())
-        held = []
-        while any(len(r.output) < num_output for r in requests):
-            for request in requests:
-                if len(request.output) >= num_output and request.req_id in self.requests:
-                    held.append(self.requests.pop(request.req_id))
+        while busy := [r for r in requests if len(r.output) < num_output]:
+            self.requests = {request.req_id: request for request in busy}
             self.round(chunk)
-        self.requests |= {request.req_id: request for request in held}
+        self.requests = {request.req_id: request for request in requests}
         return [request.output[:num_output] for request in requests]
 
     def alone(

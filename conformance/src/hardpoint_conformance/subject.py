@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -85,6 +86,8 @@ class Subject:
         self._started: list[Executor] = []
         self.shared: Any = None
         """What the tests of a suite share; dropped after one that failed."""
+        self.num_workers: int | None = None
+        """With how many workers an executor is tested, once that is known."""
         self.oracle = ""
         """What outputs were compared with, once they were."""
 
@@ -177,7 +180,7 @@ class Subject:
         return Prepared(executor_class, config, registry, platform)
 
     def start(self, shape: ModelShape | None = None, **overrides: object) -> Executor:
-        """Start workers that have loaded the model; they are ended by :meth:`close` at the latest."""
+        """Start workers that have loaded the model; :meth:`close` ends them at the latest."""
         executor = self.prepare(shape, **overrides).start()
         self._started.append(executor)
         return executor
@@ -191,11 +194,38 @@ class Subject:
     def model(self, shape: ModelShape) -> Path:
         """Return the folder of the kit's model of that shape, written once."""
         if shape not in self._models:
-            if self._folder is None:
-                self._folder = tempfile.TemporaryDirectory(prefix="hardpoint-conformance-")
-            folder = Path(self._folder.name) / f"model-{len(self._models)}"
+            folder = self._root() / f"model-{len(self._models)}"
             self._models[shape] = write_model(folder, shape)
         return self._models[shape]
+
+    def scratch(self, name: str) -> Path:
+        """Return an empty folder of that name, removed with the models."""
+        folder = self._root() / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        return folder
+
+    def prepare_spread(self, **sizes: object) -> Prepared | None:
+        """Decide everything for several workers: by the executor under test, else by the default
+        one; None where only the executor for several is missing.
+        """
+        try:
+            return self.prepare(None, **sizes)
+        except PluginNotFoundError:
+            return None
+
+    def started(self, prepared: Prepared) -> Executor:
+        """Start what was prepared and give it a KV cache."""
+        executor = prepared.start()
+        self._started.append(executor)
+        executor.initialize_cache(plans(executor))
+        return executor
+
+    def release(self) -> None:
+        """End what the tests of a suite share; the next one that wants it starts it anew."""
+        shared, self.shared = self.shared, None
+        if shared is not None:
+            self.end(shared.executor)
 
     def end(self, executor: Executor) -> None:
         """Shut one executor down that this subject started."""
@@ -218,12 +248,19 @@ class Subject:
             self._folder.cleanup()
             self._folder, self._models = None, {}
 
+    def _root(self) -> Path:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="hardpoint-conformance-")
+        return Path(self._folder.name)
+
     def _usual(self) -> dict[str, object]:
         platform = self.platform()
         limits = platform.limits(self.settled())
         tokens = max(MOST_TOKENS, limits.chunk_multiple * 2)
         keys: dict[str, object] = {
-            "block_size": min((n for n in limits.block_sizes if n >= 4), default=limits.block_sizes[0]),
+            "block_size": min(
+                (n for n in limits.block_sizes if n >= 4), default=limits.block_sizes[0]
+            ),
             "max_model_len": MODEL_LENGTH,
             "max_num_seqs": min(MOST_SEQS, limits.max_num_seqs or MOST_SEQS),
             "max_num_batched_tokens": min(tokens, limits.max_num_batched_tokens or tokens),

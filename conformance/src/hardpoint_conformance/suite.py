@@ -87,9 +87,9 @@ class Suite:
         """
         made = probe() if isinstance(probe, type) else probe
         wanted = kind or (cls.kinds[0] if len(cls.kinds) == 1 else None)
-        subject = Subject(
-            name, kind=wanted, executor=executor, settings=settings or {}, probe=made
-        )
+        subject = Subject(name, kind=wanted, executor=executor, settings=settings or {}, probe=made)
         return type(
-            cls.__name__, (cls,), {"subject": subject, "__test__": True, "__module__": cls.__module__}
+            cls.__name__,
+            (cls,),
+            {"subject": subject, "__test__": True, "__module__": cls.__module__},
         )

@@ -1,0 +1,1 @@
+"""The parts of the Executor suite, by what they ask."""

@@ -1,0 +1,1 @@
+"""The parts of the ModelRunner suite, by what they ask."""

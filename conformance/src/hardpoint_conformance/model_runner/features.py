@@ -1,0 +1,235 @@
+"""One test or two of every other capability: what it promises, against the same oracle."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+from hardpoint.adapters import LoRARequest, PromptAdapterRequest
+from hardpoint.capabilities import Capability
+from hardpoint.messages import ModelRunnerOutput, NewRequestData
+from hardpoint.worker import Worker
+
+from hardpoint_conformance.contract import expect, expect_equal
+from hardpoint_conformance.generation import Bench
+from hardpoint_conformance.kit_adapter import write_adapter
+from hardpoint_conformance.model_runner.part import ModelRunnerPart
+from hardpoint_conformance.suite import needs, not_applicable
+
+PROMPT = (5, 9, 3, 77, 20, 21)
+
+
+class FeatureTests(ModelRunnerPart):
+    """Each starts workers of its own where it needs another configuration."""
+
+    def _other(self, **overrides: object) -> Bench:
+        """Return a bench of its own, with other configuration."""
+        self.subject.release()  # two groups at once may be more than the device holds
+        return Bench(self.subject, self.subject.ready(None, **overrides))
+
+    def test_records_of_others_pass_through(self) -> None:
+        """``extra`` of a plugin that is not this one changes nothing."""
+        bench = self.bench
+        wanted = bench.steps.alone(PROMPT, 4).output
+        request = bench.steps.add(PROMPT, extra={"somebody-else": {"note": [1, 2, 3]}})
+        bench.steps.step({request.req_id: len(PROMPT)}, extra={"somebody-else": {"step": 1}})
+        bench.steps.run(4)
+        expect_equal(
+            request.output, wanted, "the records of other plugins in extra are passed on untouched",
+            where=NewRequestData, do="Look only at the record under your own name.",
+        )  # fmt: skip
+
+    def test_a_plan_arrives_and_its_output_leaves_as_they_are(self) -> None:
+        """A step's number and generation come back; ``extra`` of an output maps names."""
+        bench = self.bench
+        bench.steps.add(PROMPT)
+        output = bench.steps.round()
+        names = [type(name).__name__ for name in output.extra]
+        expect(
+            output.generation == bench.executor.generation and set(names) <= {"str"},
+            "an output has its step's generation, and records by plugin name in extra",
+            seen=f"generation {output.generation}, extra keys of {names}",
+            where=ModelRunnerOutput, do="Copy step_id and generation from the plan.",
+        )  # fmt: skip
+
+    @needs(Capability.ASYNC_SCHEDULING)
+    def test_two_steps_in_flight_give_the_same_answer(self) -> None:
+        """The second is planned before the first is known: the workers fill the token in."""
+        bench = self._other(async_scheduling=True)
+        request = bench.steps.add(PROMPT)
+        bench.steps.run(1)
+        futures: list[tuple[Any, Future[Any]]] = []
+        for _ in range(6):
+            plan = bench.steps.plan({request.req_id: 1})
+            running = evolve(plan.running, num_output=(len(request.output),))
+            plan = evolve(plan, running=running)
+            futures.append((plan, bench.executor.execute_model(plan, non_block=True)))
+            request.computed += 1
+            request.tokens.append(-1)
+            if len(futures) > 1:
+                self._settle(request, *futures.pop(0))
+        while futures:
+            self._settle(request, *futures.pop(0))
+        bench.check_greedy(request, "with two steps in flight")
+
+    @staticmethod
+    def _settle(request: Any, plan: Any, future: Future[Any]) -> None:
+        output = future.result(60)
+        place = len(request.prompt) + plan.running.num_output[0]
+        request.tokens[place] = output.tokens[0][0]
+
+    @needs(Capability.GRAPHS)
+    def test_graphs_change_no_answer(self) -> None:
+        """Recorded and replayed, padded as the platform likes."""
+        bench = self._other(graph_mode="full_decode_only", graph_sizes=(1, 2, 4))
+        requests = [bench.steps.add(prompt) for prompt in bench.prompts(bench.most_seqs, seed=8)]
+        bench.steps.run(8)
+        for request in requests:
+            bench.check_greedy(request, "with graphs")
+
+    @needs(Capability.SPECULATIVE)
+    def test_drafts_change_no_answer(self) -> None:
+        """Right drafts are taken, wrong ones are rolled back."""
+        bench = self._other(num_speculative_tokens=2)
+        for wrong in (False, True):
+            request = bench.steps.add(PROMPT)
+            bench.steps.run(1)
+            while len(request.output) < 8:
+                right = bench.oracle_tokens(request, 2)
+                drafts = (
+                    tuple((token + 1) % bench.vocab_size for token in right) if wrong else right
+                )
+                bench.steps.step({request.req_id: 3}, drafts={request.req_id: drafts})
+            bench.check_greedy(request, f"with {'wrong' if wrong else 'right'} drafts")
+            bench.steps.finish(request)
+
+    @needs(Capability.LORA)
+    def test_an_adapter_is_of_the_requests_that_name_it(self) -> None:
+        """Beside each other: the plain answer stays, and the adapter's own differs."""
+        bench = self._other(max_loras=2)
+        adapters = []
+        for number in (1, 2):
+            folder = write_adapter(
+                self.subject.scratch(f"adapter-{number}"), bench.description, number
+            )
+            adapters.append(
+                LoRARequest(id=number, name=f"a{number}", path=str(folder), digest=str(number))
+            )
+            bench.executor.add_lora(adapters[-1])
+        alone = [bench.steps.alone(PROMPT, 8, lora=adapter).output for adapter in adapters]
+        plain = bench.steps.add(PROMPT)
+        tuned = [bench.steps.add(PROMPT, lora=adapter) for adapter in adapters]
+        bench.steps.run(8)
+        bench.check_greedy(plain, "a request without an adapter beside some with")
+        expect(
+            [each.output for each in tuned] == alone and alone[0] != alone[1]
+            and plain.output not in alone,
+            "an adapter changes the requests that name it, and those alone",
+            seen=f"plain {plain.output}; with adapters alone {alone}, together "
+            f"{[each.output for each in tuned]}",
+            where=Worker.add_lora, do="Give each row of a batch its own adapter's index.",
+        )  # fmt: skip
+        expect_equal(
+            bench.executor.list_loras(), frozenset({1, 2}), "list_loras has what was added",
+            where=Worker.list_loras, do="Return the ids of the loaded adapters.",
+        )  # fmt: skip
+
+    @needs(Capability.PROMPT_ADAPTERS)
+    def test_a_soft_prompt_is_of_the_requests_that_name_it(self) -> None:
+        """It takes the place of the first positions."""
+        bench = self._other(max_prompt_adapters=1)
+        adapter = PromptAdapterRequest(
+            id=1, name="soft", path=str(self.subject.scratch("soft")), num_virtual_tokens=2
+        )
+        bench.executor.add_prompt_adapter(adapter)
+        soft = bench.steps.alone(PROMPT, 6, prompt_adapter=adapter).output
+        again = bench.steps.alone((7, 7, *PROMPT[2:]), 6, prompt_adapter=adapter).output
+        plain = bench.steps.alone(PROMPT, 6)
+        bench.check_greedy(plain, "a request without a soft prompt after one with")
+        expect(
+            soft == again and soft != plain.output,
+            "a soft prompt takes the place of its first positions, of those who name it",
+            seen=f"with it {soft} and {again}, without {plain.output}",
+            where=Worker.add_prompt_adapter, do="Replace the embeddings of the first positions.",
+        )  # fmt: skip
+
+    @needs(Capability.LOGITS_PROCESSORS)
+    def test_a_processor_changes_the_logits_before_the_choice(self) -> None:
+        """Named by the configuration, built in the worker."""
+        bench = self._other(logits_processors=("hardpoint_conformance.processors:EvenOnly",))
+        output = bench.steps.alone(PROMPT, 8).output
+        expect(
+            all(token % 2 == 0 for token in output),
+            "a logits processor forbids what it sets to minus infinity",
+            seen=f"odd ids in {output}, though the processor forbids them",
+            where=Worker.execute_model, do="Apply config.sampling.logits_processors in order.",
+        )  # fmt: skip
+
+    @needs(Capability.DATA_PARALLEL)
+    def test_an_inert_batch_touches_nothing(self) -> None:
+        """``execute_dummy_batch`` between two steps."""
+        bench = self.bench
+        request = bench.steps.add(PROMPT)
+        bench.steps.run(3)
+        bench.executor.execute_dummy_batch()
+        bench.steps.run(8)
+        bench.check_greedy(request, "after an inert batch")
+
+    @needs(Capability.MULTIMODAL)
+    def test_caches_of_inputs_can_be_reset(self) -> None:
+        """Between steps, without an effect on what runs."""
+        bench = self.bench
+        request = bench.steps.add(PROMPT)
+        bench.steps.run(3)
+        bench.executor.reset_mm_cache()
+        bench.executor.reset_encoder_cache()
+        bench.steps.run(6)
+        bench.check_greedy(request, "after the caches of inputs were reset")
+
+    @needs(Capability.TENSOR_PARALLEL)
+    def test_two_that_share_each_layer_give_the_same_answer(self) -> None:
+        """``tensor_parallel_size = 2``, by the executor that the platform has for it."""
+        self._spread(tensor_parallel_size=2)
+
+    @needs(Capability.PIPELINE_PARALLEL)
+    def test_two_stages_give_the_same_answer(self) -> None:
+        """``pipeline_parallel_size = 2``."""
+        self._spread(pipeline_parallel_size=2)
+
+    def _spread(self, **sizes: int) -> None:
+        """Run over two shards, by the default executor where the one under test starts one."""
+        prepared = self.subject.prepare_spread(**sizes)
+        if prepared is None:
+            not_applicable("no executor for several workers is installed")
+            return
+        self.subject.release()
+        bench = Bench(self.subject, self.subject.started(prepared))
+        requests = [bench.steps.add(prompt) for prompt in bench.prompts(bench.most_seqs, seed=6)]
+        bench.steps.run(6)
+        for request in requests:
+            bench.check_greedy(request, f"with {sizes}")
+
+    @needs(Capability.SHARDED_STATE)
+    def test_saved_shards_load_as_the_same_model(self) -> None:
+        """What ``save_sharded_state`` wrote is what ``load_format = "sharded_state"`` reads."""
+        bench = self.bench
+        folder = self.subject.scratch("shards")
+        wanted = bench.steps.alone(PROMPT, 6).output
+        source = Path(bench.description.path)
+        for each in source.glob("*.json"):
+            (folder / each.name).write_bytes(each.read_bytes())
+        files = bench.executor.save_sharded_state(str(folder))
+        expect(
+            all(saved.num_bytes == (folder / saved.name).stat().st_size
+                for rank in files for saved in rank),
+            "the files that are reported are those that were written", seen=files,
+            where=Worker.save_sharded_state, do="Report names, sizes and digests of the files.",
+        )  # fmt: skip
+        if self.subject.probe.loads_shards:
+            other = self._other(model=str(folder), load_format="sharded_state")
+            expect_equal(
+                other.steps.alone(PROMPT, 6).output, wanted, "saved shards load as the same model",
+                where=Worker.save_sharded_state, do="Save what is loaded, under the same names.",
+            )  # fmt: skip

@@ -1,0 +1,25 @@
+"""What the parts of the ModelRunner suite share."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from hardpoint.capabilities import YES, Capability
+
+from hardpoint_conformance.generation import Bench
+from hardpoint_conformance.suite import Suite
+
+
+class ModelRunnerPart(Suite):
+    """Some of the suite's tests."""
+
+    @cached_property
+    def bench(self) -> Bench:
+        """A group of workers that can execute, its oracle and its driver; without requests,
+        as the test of this object finds it.
+        """
+        return Bench.of(self.subject)
+
+    def supports(self, capability: Capability) -> bool:
+        """Whether the platform says yes."""
+        return self.subject.support(capability) is YES
