@@ -32,13 +32,16 @@ class LoopBell:
 
 
 class AsyncCall(Call):
-    """What one task waits for: the news of its request, which is computed whether or not it waits.
+    """What one task waits for: the news of its only request, or, not ``stepwise``, the end of all.
+    They are computed whether or not it waits.
 
     ``heard`` is set on the loop alone.
     """
 
-    def __init__(self, generations: Sequence[Generation], *, bell: LoopBell) -> None:
-        super().__init__(generations, stepwise=True, eager=True)
+    def __init__(
+        self, generations: Sequence[Generation], *, bell: LoopBell, stepwise: bool = True
+    ) -> None:
+        super().__init__(generations, stepwise=stepwise, eager=True)
         self.heard = asyncio.Event()
         self._loop_bell = bell
         self._error: Exception | None = None

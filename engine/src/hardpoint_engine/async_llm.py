@@ -11,24 +11,20 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from hardpoint.config import Config
 from hardpoint.config.loading import load_config
+from hardpoint.pooling_params import PoolingParams
 from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_engine.async_call import AsyncCall, LoopBell
 from hardpoint_engine.completion import Generation
-from hardpoint_engine.front import SHUTDOWN_TIMEOUT, Front
-from hardpoint_engine.outputs import RequestOutput
-from hardpoint_engine.prompts import (
-    Messages,
-    Prompt,
-    PromptTokens,
-    as_conversations,
-    as_one_params,
-    for_template,
-)
+from hardpoint_engine.conversations import ChatOptions, Messages, check_options
+from hardpoint_engine.front import SHUTDOWN_TIMEOUT, Front, embedding_of
+from hardpoint_engine.outputs import EmbeddingOutput, RequestOutput
+from hardpoint_engine.prompts import Prompt, PromptTokens, as_list, as_one_params
+from hardpoint_engine.text.template_pool import MOST_AT_ONCE
 
 if TYPE_CHECKING:
     from hardpoint.executor import Executor
@@ -50,6 +46,7 @@ class AsyncLLM:
         self._front = front
         self._bell = LoopBell(asyncio.get_running_loop())
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hardpoint-async")
+        self._templates = ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="hardpoint-chat")
 
     @classmethod
     async def start(cls, model: str | os.PathLike[str] | None = None, **keys: Any) -> Self:
@@ -89,23 +86,34 @@ class AsyncLLM:
         self,
         messages: Messages,
         sampling_params: SamplingParams | None = None,
-        *,
-        system: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        template_values: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
+        **options: Unpack[ChatOptions],
     ) -> AsyncResultStream:
         """Answer one conversation, as :meth:`hardpoint_engine.LLM.chat` takes it; return its
-        growing answer.
+        growing answer. What is wrong with it is raised by the first step of the iteration.
         """
-        read = partial(
-            self._front.chat_tokens,
-            as_conversations(messages, system, one=True),
-            chat_template,
-            for_template(template_values, tools=tools, add_generation_prompt=add_generation_prompt),
-        )
-        return AsyncResultStream(self, read, sampling_params)
+        check_options(options)
+        read = partial(self._front.chat_tokens, messages, options, one=True)
+        return AsyncResultStream(self, read, sampling_params, pool=self._templates)
+
+    async def embed(
+        self, prompts: Prompt | Sequence[Prompt], pooling: str | PoolingParams = "mean"
+    ) -> list[EmbeddingOutput]:
+        """Return a vector for each prompt, as :meth:`hardpoint_engine.LLM.embed` does. Cancelled,
+        it aborts them.
+        """
+        made = partial(AsyncCall, bell=self._bell, stepwise=False)
+        submit = partial(self._front.submit_embeddings, as_list(prompts), pooling, [], made)
+        submitted = asyncio.ensure_future(self._aside(submit))
+        try:
+            call = await asyncio.shield(submitted)
+            await self.wait(call)
+        except BaseException:
+            _leave(self, submitted)
+            raise
+        for generation in call.generations:
+            if generation.error is not None:
+                raise generation.error
+        return [embedding_of(generation) for generation in call.generations]
 
     def abort(self, request_id: str) -> None:
         """End a request, in whatever state; unknown and finished ids are let pass. Never waits."""
@@ -130,7 +138,8 @@ class AsyncLLM:
         """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._front.shutdown, timeout)
-        self._pool.shutdown(wait=False)
+        for pool in (self._pool, self._templates):
+            pool.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -146,10 +155,15 @@ class AsyncLLM:
     # For its streams.
 
     async def submit(
-        self, read: Callable[[], list[PromptTokens]], sampling: SamplingParams | None
+        self,
+        read: Callable[[], list[PromptTokens]],
+        sampling: SamplingParams | None,
+        pool: ThreadPoolExecutor | None,
     ) -> AsyncCall:
-        """Queue one request; what ``read`` returns is its prompt."""
-        return await self._aside(partial(self._submit, read, as_one_params(sampling)))
+        """Queue one request; what ``read`` returns is its prompt. It is read on a thread of
+        ``pool``, None: in the order of the calls.
+        """
+        return await self._aside(partial(self._submit, read, as_one_params(sampling)), pool)
 
     def _submit(
         self, read: Callable[[], list[PromptTokens]], sampling: SamplingParams
@@ -162,10 +176,10 @@ class AsyncLLM:
         """Return when ``call`` has news. Raises what a step raised meanwhile."""
         await self._front.thread.wait_async(call)
 
-    async def _aside(self, work: Callable[[], T]) -> T:
-        """Do ``work`` on another thread, in the order of the calls."""
+    async def _aside(self, work: Callable[[], T], pool: ThreadPoolExecutor | None = None) -> T:
+        """Do ``work`` on a thread of ``pool``, None: in the order of the calls."""
         self._front.require_open()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return await asyncio.get_running_loop().run_in_executor(pool or self._pool, work)
 
 
 class AsyncResultStream(AsyncGenerator[RequestOutput, None]):
@@ -181,9 +195,11 @@ class AsyncResultStream(AsyncGenerator[RequestOutput, None]):
         llm: AsyncLLM,
         read: Callable[[], list[PromptTokens]],
         sampling: SamplingParams | None,
+        *,
+        pool: ThreadPoolExecutor | None = None,
     ) -> None:
         self._llm = llm
-        self._submit = partial(llm.submit, read, sampling)
+        self._submit = partial(llm.submit, read, sampling, pool)
         self._submitted: asyncio.Future[AsyncCall] | None = None
         self._ended = False
 
@@ -226,23 +242,28 @@ class AsyncResultStream(AsyncGenerator[RequestOutput, None]):
     def _leave(self) -> None:
         self._ended = True
         if self._submitted is not None:
-            if self._submitted.done():
-                _abort(self._llm, self._submitted)
-            else:  # on its way to the engine: it is aborted when it arrives
-                self._submitted.add_done_callback(partial(_abort, self._llm))
+            _leave(self._llm, self._submitted)
 
     def __del__(self) -> None:
         if not getattr(self, "_ended", True):
             self._leave()
 
 
+def _leave(llm: AsyncLLM, submitted: asyncio.Future[AsyncCall]) -> None:
+    """Abort what was submitted; what is on its way to the engine, when it arrives."""
+    if submitted.done():
+        _abort(llm, submitted)
+    else:
+        submitted.add_done_callback(partial(_abort, llm))
+
+
 def _abort(llm: AsyncLLM, submitted: asyncio.Future[AsyncCall]) -> None:
     if submitted.cancelled() or submitted.exception() is not None:
         return
-    generation = submitted.result().generations[0]
     front = llm._front  # noqa: SLF001 - the other half of this module
-    if not generation.finished and not front.thread.foreign:
-        front.thread.abort([generation.request_id])
+    open_ids = [each.request_id for each in submitted.result().generations if not each.finished]
+    if open_ids and not front.thread.foreign:
+        front.thread.abort(open_ids)
 
 
 def _end_late(made: asyncio.Future[Front]) -> None:

@@ -157,11 +157,11 @@ class EngineThread:
     def _admit(self, call: Call, requests: Sequence[Sequence[EngineRequest]]) -> None:
         for generation in call.generations:
             self._calls[generation.request_id] = (call, generation)
+        if call.eager and call.open:
+            self._waiting[id(call)] = call
         if self._end is not None:
             self._fail_all(self._end)
             return
-        if call.eager:
-            self._waiting[id(call)] = call
         try:
             for generation, parts in zip(call.generations, requests, strict=True):
                 for index, request in enumerate(parts):

@@ -18,19 +18,25 @@ from hardpoint.checkpoints import read_description
 from hardpoint.checkpoints.decoder_architectures import ARCHITECTURES
 from hardpoint.config import Config
 from hardpoint.default_model import with_model
-from hardpoint.errors import CheckpointError, InvalidRequestError
+from hardpoint.errors import CheckpointError, InvalidRequestError, UnsupportedError
 from hardpoint.pooling_params import PoolingParams
 from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_engine.build import Choice, start_engine
 from hardpoint_engine.completion import Generation
-from hardpoint_engine.engine_thread import Call, EngineThread, part_id, stopped_engine
-from hardpoint_engine.prompts import (
+from hardpoint_engine.conversations import (
+    ChatOptions,
     Messages,
+    as_conversations,
+    check_messages,
+    template_values,
+)
+from hardpoint_engine.engine_thread import Call, EngineThread, part_id, stopped_engine
+from hardpoint_engine.outputs import EmbeddingOutput
+from hardpoint_engine.prompts import (
     Prompt,
     PromptTokens,
     as_tokens,
-    check_messages,
     numbered,
     spelled,
     split,
@@ -44,6 +50,8 @@ if TYPE_CHECKING:
     from hardpoint_engine.core import EngineCore
 
 SHUTDOWN_TIMEOUT = 10.0
+NOT_SAMPLED = SamplingParams(temperature=0, max_tokens=1)
+"""Of requests that end with a vector."""
 CallT = TypeVar("CallT", bound=Call)
 
 
@@ -100,20 +108,19 @@ class Front:
         ]
 
     def chat_tokens(
-        self,
-        conversations: Sequence[Messages],
-        chat_template: str | None,
-        values: Mapping[str, Any],
+        self, messages: Messages | Sequence[Messages], options: ChatOptions, *, one: bool = False
     ) -> list[PromptTokens]:
-        """Return conversations as ids, through the model's chat template, or ``chat_template``
-        instead, which gets ``values``, too. Raises InvalidRequestError, which says which is wrong.
+        """Return conversations, or ``one``, as ids, through their chat template. Raises
+        InvalidRequestError, which says which is wrong.
         """
+        conversations = as_conversations(messages, options.get("system"), one=one)
         count, vocab_size = len(conversations), self.core.description.vocab_size
-        for index, messages in enumerate(conversations):
-            _about(index, count, check_messages, messages)
+        source, values = options.get("chat_template"), template_values(options)
+        for index, conversation in enumerate(conversations):
+            _about(index, count, check_messages, conversation)
         found = []
-        for index, messages in enumerate(conversations):
-            text = _about(index, count, self._render, messages, chat_template, values)
+        for index, conversation in enumerate(conversations):
+            text = _about(index, count, self._render, conversation, source, values)
             found.append(_about(index, count, self._rendered_tokens, text, vocab_size))
         return found
 
@@ -123,6 +130,22 @@ class Front:
 
     def _rendered_tokens(self, text: str, vocab_size: int) -> PromptTokens:
         return as_tokens(text, self.tokenizer, vocab_size, add_special_tokens=False)
+
+    def submit_embeddings(
+        self,
+        prompts: Sequence[Prompt],
+        pooling: str | PoolingParams,
+        generations: list[Generation],
+        make_call: Callable[[list[Generation]], CallT],
+    ) -> CallT:
+        """Queue prompts that end with a vector, as :meth:`submit` does. Raises UnsupportedError
+        where the workers do not list ``embed`` among their tasks.
+        """
+        params = pooling if isinstance(pooling, PoolingParams) else PoolingParams(pooling)
+        if "embed" not in self.core.executor.supported_tasks():
+            raise UnsupportedError("embed", f"platform {self.core.platform.name!r}")
+        tokens = self.tokens(prompts)
+        return self.submit(tokens, [NOT_SAMPLED] * len(tokens), generations, make_call, params)
 
     def submit(
         self,
@@ -224,6 +247,17 @@ def _about(index: int, count: int, check: Callable[..., Any], *args: Any) -> Any
         if count == 1:
             raise
         raise numbered(error, index, count) from error
+
+
+def embedding_of(generation: Generation) -> EmbeddingOutput:
+    """Return the vector of a finished request that asked for one."""
+    return EmbeddingOutput(
+        request_id=generation.request_id,
+        prompt=generation.prompt,
+        prompt_token_ids=list(generation.prompt_token_ids),
+        embedding=list(generation.pooled or ()),
+        metrics=generation.metrics,
+    )
 
 
 def in_background(source: Path | None, *, chat: bool) -> Future[Texts]:

@@ -8,29 +8,26 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from hardpoint.config import Config
 from hardpoint.config.loading import load_config
-from hardpoint.errors import UnsupportedError
 from hardpoint.pooling_params import PoolingParams
 from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_engine import pausing
 from hardpoint_engine.build import Choice
 from hardpoint_engine.completion import Generation
+from hardpoint_engine.conversations import ChatOptions, Messages, check_options
 from hardpoint_engine.engine_thread import Call
-from hardpoint_engine.front import SHUTDOWN_TIMEOUT, Front
+from hardpoint_engine.front import SHUTDOWN_TIMEOUT, Front, embedding_of
 from hardpoint_engine.outputs import EmbeddingOutput, RequestOutput
 from hardpoint_engine.prompts import (
-    Messages,
     Prompt,
     PromptTokens,
-    as_conversations,
     as_list,
     as_one_params,
     as_params,
-    for_template,
 )
 from hardpoint_engine.result_stream import ResultStream
 
@@ -42,9 +39,6 @@ if TYPE_CHECKING:
     from hardpoint_engine.core import EngineCore
     from hardpoint_engine.metrics import EngineMetrics
     from hardpoint_engine.text.tokenizer import Tokenizer
-
-NOT_SAMPLED = SamplingParams(temperature=0, max_tokens=1)
-"""Of requests that end with a vector."""
 
 
 class LLM:
@@ -137,25 +131,17 @@ class LLM:
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        system: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        template_values: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
+        **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, through the model's chat template.
 
-        ``messages`` are ``{"role": "user", "content": "..."}``; ``system`` is put before them as a
-        system message. ``tools`` (their descriptions, plain data) and ``template_values`` reach the
-        template by their names; ``chat_template`` is used instead of the model's own. Otherwise as
+        ``messages`` are ``{"role": "user", "content": "..."}``. Keywords are those of
+        :class:`hardpoint_engine.conversations.ChatOptions`: ``system``, ``tools``,
+        ``chat_template``, ``chat_template_kwargs``, ``add_generation_prompt``. Otherwise as
         :meth:`generate`.
         """
-        prompts = self._front.chat_tokens(
-            as_conversations(messages, system),
-            chat_template,
-            for_template(template_values, tools=tools, add_generation_prompt=add_generation_prompt),
-        )
+        check_options(options)
+        prompts = self._front.chat_tokens(messages, options)
         return self._run(prompts, as_params(sampling_params, len(prompts)))
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> ResultStream:
@@ -167,20 +153,18 @@ class LLM:
         self,
         messages: Messages,
         sampling_params: SamplingParams | None = None,
-        *,
-        system: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        template_values: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
+        **options: Unpack[ChatOptions],
     ) -> ResultStream:
         """Queue one conversation, as :meth:`chat` takes it, and return its growing answer."""
-        (tokens,) = self._front.chat_tokens(
-            as_conversations(messages, system, one=True),
-            chat_template,
-            for_template(template_values, tools=tools, add_generation_prompt=add_generation_prompt),
-        )
+        check_options(options)
+        (tokens,) = self._front.chat_tokens(messages, options, one=True)
         return self._stream(tokens, as_one_params(sampling_params))
+
+    def tokenize_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> list[int]:
+        """Return the token ids that :meth:`chat` would compute of one conversation."""
+        check_options(options)
+        (tokens,) = self._front.chat_tokens(messages, options, one=True)
+        return list(tokens.ids)
 
     def embed(
         self,
@@ -191,39 +175,8 @@ class LLM:
         states, pooled (``mean``, ``last``, ``cls``). Raises as :meth:`generate` does, and
         UnsupportedError where the workers do not list ``embed`` among their tasks.
         """
-        params = pooling if isinstance(pooling, PoolingParams) else PoolingParams(pooling)
-        if "embed" not in self.executor.supported_tasks():
-            raise UnsupportedError("embed", f"platform {self.platform.name!r}")
-        tokens = self._front.tokens(as_list(prompts))
-        generations = self._finished(tokens, [NOT_SAMPLED] * len(tokens), params)
-        return [
-            EmbeddingOutput(
-                request_id=generation.request_id,
-                prompt=generation.prompt,
-                prompt_token_ids=list(generation.prompt_token_ids),
-                embedding=list(generation.pooled or ()),
-                metrics=generation.metrics,
-            )
-            for generation in generations
-        ]
-
-    def tokenize_chat(
-        self,
-        messages: Messages,
-        *,
-        system: str | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        template_values: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> list[int]:
-        """Return the token ids that :meth:`chat` would compute of one conversation."""
-        (tokens,) = self._front.chat_tokens(
-            as_conversations(messages, system, one=True),
-            chat_template,
-            for_template(template_values, tools=tools, add_generation_prompt=add_generation_prompt),
-        )
-        return list(tokens.ids)
+        submit = partial(self._front.submit_embeddings, as_list(prompts), pooling)
+        return [embedding_of(generation) for generation in self._finished(submit)]
 
     def abort(self, request_id: str) -> None:
         """End a request, in whatever state; unknown and finished ids are let pass. Idempotent."""
@@ -307,18 +260,15 @@ class LLM:
     def _run(
         self, prompts: Sequence[PromptTokens], params: Sequence[SamplingParams]
     ) -> list[RequestOutput]:
-        return [generation.snapshot() for generation in self._finished(prompts, params)]
+        submit = partial(self._front.submit, prompts, params)
+        return [generation.snapshot() for generation in self._finished(submit)]
 
     def _finished(
-        self,
-        prompts: Sequence[PromptTokens],
-        params: Sequence[SamplingParams],
-        pooling: PoolingParams | None = None,
+        self, submit: Callable[[list[Generation], Callable[[list[Generation]], Call]], Call]
     ) -> list[Generation]:
         generations: list[Generation] = []
         try:
-            call = self._front.submit(prompts, params, generations, Call, pooling)
-            self._front.thread.wait(call)
+            self._front.thread.wait(submit(generations, Call))
         except BaseException:
             self._front.thread.abort([generation.request_id for generation in generations])
             raise

@@ -14,8 +14,6 @@ from hardpoint_engine.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 """A text, or token ids."""
-Messages = Sequence[Mapping[str, Any]]
-"""A conversation."""
 
 MAX_N = 4096
 """The most answers to one prompt: each is a sequence of its own."""
@@ -37,18 +35,19 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return one prompt, or several, as a list. A flat list of whole numbers is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, _NO_PROMPTS) or not _is_list(prompts):
+    if isinstance(prompts, _NO_PROMPTS) or not is_list(prompts):
         raise InvalidRequestError(
             f"prompts must be text, token ids, or a list of them, not {type(prompts).__name__}",
             field="prompts",
             value=prompts,
         )
     found: list[Any] = list(prompts)
-    one = bool(found) and not any(isinstance(item, str) or _is_list(item) for item in found)
+    one = bool(found) and not any(isinstance(item, str) or is_list(item) for item in found)
     return [found] if one else found
 
 
-def _is_list(item: object) -> bool:
+def is_list(item: object) -> bool:
+    """Whether ``item`` can be gone through."""
     return hasattr(item, "__iter__")
 
 
@@ -60,7 +59,7 @@ def as_params(
         params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * count
-    found = [as_one_params(item) for item in (params if _is_list(params) else [params])]
+    found = [as_one_params(item) for item in (params if is_list(params) else [params])]
     if len(found) != count:
         raise InvalidRequestError(
             f"{len(found)} sampling parameters were given for {count} prompts; give one for all, "
@@ -90,10 +89,10 @@ def as_tokens(
     """Return ``prompt`` as ids. Raises InvalidRequestError for an empty or malformed one."""
     if isinstance(prompt, str):
         if not prompt:
-            raise _empty(prompt)
+            raise empty(prompt)
         ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
         return PromptTokens(text=prompt, ids=check_ids(ids, vocab_size))
-    if not _is_list(prompt) or isinstance(prompt, _NO_PROMPTS):
+    if not is_list(prompt) or isinstance(prompt, _NO_PROMPTS):
         raise InvalidRequestError(
             f"a prompt must be text or token ids, not {type(prompt).__name__}",
             field="prompt",
@@ -119,77 +118,12 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
             )
         checked.append(number)
     if not checked:
-        raise _empty(ids)
+        raise empty(ids)
     return tuple(checked)
 
 
-def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InvalidRequestError for a conversation without a word, before any template is asked."""
-    if isinstance(messages, str | bytes | Mapping) or not _is_list(messages):
-        raise InvalidRequestError(
-            f'messages must be a list of {{"role": "user", "content": "..."}}, not {messages!r}',
-            field="messages",
-            value=messages,
-        )
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidRequestError(
-                f'each message must be {{"role": ..., "content": ...}}, not {message!r}',
-                field="messages",
-                value=message,
-            )
-    content = messages[-1].get("content") if len(messages) else None
-    if content is None or (isinstance(content, str) and not content.strip()):
-        raise _empty(content)
-
-
-def as_conversations(
-    messages: Messages | Sequence[Messages], system: str | None = None, *, one: bool = False
-) -> list[Messages]:
-    """Return one conversation, or several, as a list, each begun by ``system`` if that is given.
-
-    Raises InvalidRequestError where a conversation has a system message of its own, too.
-    """
-    single = one or is_conversation(messages)
-    conversations: list[Any] = [messages] if single else list(messages)
-    if system is None:
-        return conversations
-    for index, conversation in enumerate(conversations):
-        check_messages(conversation)
-        if conversation[0]["role"] == "system":
-            error = InvalidRequestError(
-                "the conversation begins with a system message, and system is given, too; leave "
-                "one of them out",
-                field="system",
-                value=system,
-            )
-            raise numbered(error, index, len(conversations))
-    first = {"role": "system", "content": system}
-    return [[first, *conversation] for conversation in conversations]
-
-
-def for_template(more: Mapping[str, Any] | None, **given: Any) -> dict[str, Any]:
-    """Return all values for a chat template. Raises InvalidRequestError where ``more`` has one that
-    is given in another way.
-    """
-    for name in (*given, "messages"):
-        if more and name in more:
-            raise InvalidRequestError(
-                f"template_values has {name!r}, which is an argument of its own",
-                field="template_values",
-                value=more[name],
-            )
-    return {**(more or {}), **given}
-
-
-def is_conversation(messages: Sequence[Any]) -> bool:
-    """Whether ``messages`` is one conversation, or nothing like it, and not a list of them."""
-    if isinstance(messages, str | bytes | Mapping) or not _is_list(messages):
-        return True
-    return not messages or isinstance(messages[0], Mapping)
-
-
-def _empty(value: object) -> InvalidRequestError:
+def empty(value: object) -> InvalidRequestError:
+    """Return what an empty prompt is refused by."""
     return InvalidRequestError(
         "the prompt is empty; give at least one character or token", field="prompt", value=value
     )

@@ -16,9 +16,11 @@ from hardpoint.errors import (
     ExecutorFailedError,
     HardpointError,
     InvalidRequestError,
+    UnsupportedError,
 )
 from hardpoint.sleep import SleepStateError
 from hardpoint_engine import LLM, AsyncLLM, SamplingParams
+from hardpoint_engine.engine_thread import stopped_engine
 
 SHORT = SamplingParams(temperature=0, max_tokens=8)
 LONG = SamplingParams(temperature=0, max_tokens=200)
@@ -193,10 +195,73 @@ def test_a_request_that_is_left_before_it_is_queued_is_not_computed(trained, tmp
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.001):
                     await last(llm.chat(question, LONG))
-            state = await last(llm.generate("!", SHORT))  # takes its turn after the template
-            assert len(tokens(state)) == 8
+            (turns,) = llm._templates._threads  # renders it
+            assert tokens(await last(llm.generate("!", SHORT)))
+            await asyncio.to_thread(llm._templates.shutdown)
+            assert not turns.is_alive()
             await settled(llm)
             assert llm.core.metrics.generated_tokens < 150
+
+    asyncio.run(main())
+
+
+def test_a_slow_template_keeps_nobody_else_waiting(trained, tmp_path, expected):
+    """Neither plain texts nor other conversations; each in a process of its own."""
+    trained.save(str(tmp_path / "tokenizer.json"))
+    work = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template = "{{ messages[0].content }}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    question = [{"role": "user", "content": "!"}]
+
+    async def main() -> None:
+        async with await AsyncLLM.start(**KEYS, tokenizer=str(tmp_path)) as llm:
+            slow_one = asyncio.create_task(last(llm.chat(question, SHORT, chat_template=work)))
+            while not llm._front.template._pool._busy:
+                await asyncio.sleep(0.001)
+            others = (llm.chat(question, SHORT), llm.generate("7", SHORT))
+            answers = await asyncio.gather(*map(last, others))
+            assert all(len(tokens(answer)) == 8 for answer in answers)
+            assert not slow_one.done()
+            slow_one.cancel()
+
+    asyncio.run(main())
+    assert not engine_threads()
+
+
+def test_vectors_are_the_other_front_s():
+    prompts = ["one", [1, 2, 3], "three"]
+    with LLM(**KEYS) as llm:
+        expected = [result.embedding for result in llm.embed(prompts, "last")]
+
+    async def main() -> None:
+        async with await AsyncLLM.start(**KEYS) as llm:
+            assert await llm.embed([]) == []
+            found = await llm.embed(prompts, "last")
+            assert [result.embedding for result in found] == expected
+            assert [result.prompt for result in found] == ["one", None, "three"]
+            assert [result.embedding for result in await llm.embed("one", "last")] == expected[:1]
+            with pytest.raises(InvalidRequestError, match="prompt 2 of 2"):
+                await llm.embed(["a", ""])
+            with pytest.raises(InvalidRequestError, match="one of mean, last, cls"):
+                await llm.embed("a", "max")
+            llm.executor._tasks = ("generate",)
+            with pytest.raises(UnsupportedError, match="embed"):
+                await llm.embed("a")
+
+    asyncio.run(main())
+
+
+def test_vectors_that_nobody_waits_for_any_more_are_not_computed():
+    async def main() -> None:
+        async with await AsyncLLM.start(**KEYS, **slow(0.02), max_num_seqs=1) as llm:
+            work = asyncio.create_task(llm.embed(["a"] * 100))
+            while not llm.core.metrics.steps:
+                await asyncio.sleep(0.001)
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+            await settled(llm)
+            assert llm.core.metrics.finished["abort"] > 50
 
     asyncio.run(main())
 
@@ -215,6 +280,30 @@ def test_a_shutdown_ends_open_streams_by_a_named_error():
                 await work
         with pytest.raises(ExecutorFailedError):
             await llm.collective_rpc("supported_tasks")
+
+    asyncio.run(main())
+    assert not engine_threads()
+
+
+def test_a_request_that_a_shutdown_overtakes_is_told_too():
+    """It is on its way to the engine's thread, which has a step to end."""
+
+    async def main() -> None:
+        llm = await AsyncLLM.start(**KEYS)
+        commands, held = llm._front.thread._commands, threading.Event()
+        commands.put(held.wait)
+        while not commands.empty():
+            await asyncio.sleep(0.001)
+        stream = llm.generate("a", SHORT)
+        waiting = asyncio.create_task(anext(stream))
+        while stream.request_id is None:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # now it sleeps
+        llm._front.thread.end(stopped_engine())
+        held.set()
+        with pytest.raises(ExecutorFailedError):
+            await asyncio.wait_for(waiting, 30)
+        await llm.shutdown()
 
     asyncio.run(main())
     assert not engine_threads()

@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jinja2
@@ -15,6 +17,7 @@ import markupsafe
 import pytest
 from hardpoint_engine.text import template_process
 from hardpoint_engine.text.chat_template import ChatTemplate, ChatTemplateError
+from hardpoint_engine.text.template_pool import MOST_AT_ONCE
 from hardpoint_engine.text.template_process import environment
 
 REFUSALS = ("SecurityError", "UndefinedError", "TypeError", "AttributeError")
@@ -35,7 +38,7 @@ def template():
 
 
 def child(template: ChatTemplate) -> subprocess.Popen:
-    return template._process._child
+    return template._pool._idle[-1]._child
 
 
 def test_messages_become_a_prompt(template):
@@ -128,6 +131,45 @@ def test_endless_work_is_killed_and_the_next_rendering_works(template):
         one.render([{"role": "user", "content": "loop"}])
     assert process.returncode == -signal.SIGKILL
     assert one.render(HELLO) == "ok"
+
+
+def test_closing_ends_a_rendering_too(template):
+    one = template("{{ (9 ** (9 ** 9)) is odd }}", time_limit=60)
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(one.render, HELLO)
+        while not one._pool._busy:
+            time.sleep(0.001)
+        one.close()
+        with pytest.raises(ChatTemplateError, match="signal 9"):
+            work.result(30)
+    assert not one._pool._busy
+    assert not one._pool._idle
+
+
+def test_a_rendering_that_finds_the_others_at_work_has_a_process_of_its_own(template):
+    """But no more than there may be; the next one waits for its turn."""
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    one = template(
+        "{% if messages[0].content == 'loop' %}" + loop + "{% endif %}ok", time_limit=60
+    )
+    busy = [{"role": "user", "content": "loop"}]
+    with ThreadPoolExecutor(MOST_AT_ONCE + 1) as pool:
+        works = [pool.submit(one.render, busy) for _ in range(MOST_AT_ONCE - 1)]
+        while len(one._pool._busy) < len(works):
+            time.sleep(0.001)
+        assert [one.render(HELLO) for _ in range(3)] == ["ok"] * 3
+        assert len(one._pool._idle) == 1
+        works.append(pool.submit(one.render, busy))
+        while len(one._pool._busy) < MOST_AT_ONCE:
+            time.sleep(0.001)
+        late = pool.submit(one.render, HELLO)
+        next(iter(one._pool._busy)).kill()
+        assert late.result(30) == "ok"
+        assert len(one._pool._busy) == MOST_AT_ONCE - 1
+        one.close()
+        for work in works:
+            with pytest.raises(ChatTemplateError, match="signal 9"):
+                work.result(30)
 
 
 def test_work_in_native_code_is_killed_too(template):

@@ -375,7 +375,7 @@ def test_a_system_message_tools_and_values_reach_the_template(trained, tmp_path)
         assert prompts([one, one], system="?") == ["s?u!"] * 2
         assert one == [{"role": "user", "content": "!"}]
         tools = [{"type": "function", "function": {"name": "look"}}]
-        assert prompts(one, tools=tools, template_values={"mood": "+"}) == ["u!look+"]
+        assert prompts(one, tools=tools, chat_template_kwargs={"mood": "+"}) == ["u!look+"]
         assert prompts(one, chat_template="{{ messages[0].content * 3 }}") == ["!!!"]
         *_, streamed = llm.stream_chat(one, SHORT, system="?", tools=tools)
         assert streamed.prompt == "s?u!look"
@@ -384,7 +384,9 @@ def test_a_system_message_tools_and_values_reach_the_template(trained, tmp_path)
         (tmp_path / "additional_chat_templates").mkdir()
         (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
         with pytest.raises(InvalidRequestError, match="'tools', which is an argument of its own"):
-            prompts(one, template_values={"tools": []})
+            prompts(one, chat_template_kwargs={"tools": []})
+        with pytest.raises(TypeError, match="no keyword 'sytem'. Did you mean 'system'"):
+            prompts(one, sytem="?")
         with pytest.raises(InvalidRequestError, match="cannot be rendered"):
             prompts(one, chat_template="{{ ''.__class__.__mro__ }}{{ 1 / 0 }}")
     with start(tokenizer=str(tmp_path)) as llm:

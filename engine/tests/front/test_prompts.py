@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hardpoint.errors import InvalidRequestError
 from hardpoint.sampling_params import LARGEST_SEED, SamplingParams
+from hardpoint_engine.conversations import check_messages
 from hardpoint_engine.prompts import (
     as_list,
     as_params,
     as_tokens,
-    check_messages,
     spelled,
     split,
 )

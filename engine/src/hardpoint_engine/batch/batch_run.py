@@ -20,6 +20,7 @@ from hardpoint.errors import (
 from hardpoint_engine.batch.prompt_file import BatchLine, BatchPrompt, PromptFile
 from hardpoint_engine.batch.result_file import ResultFile
 from hardpoint_engine.completion import Generation
+from hardpoint_engine.conversations import ChatOptions
 from hardpoint_engine.engine_thread import Call
 from hardpoint_engine.front import Front
 from hardpoint_engine.outputs import RequestOutput
@@ -67,7 +68,7 @@ class _Open:
 class BatchRun:
     """One run over the lines that have no result yet.
 
-    ``conversation`` are the values of the chat template for prompts that are texts, None to
+    ``conversation`` are the options of conversations for prompts that are texts, None to
     continue them as they are. ``show`` makes plain data of a result. ``told`` is called after each
     line with the number of tokens that it gave.
     """
@@ -78,7 +79,7 @@ class BatchRun:
         prompts: PromptFile,
         results: ResultFile,
         *,
-        conversation: Mapping[str, Any] | None,
+        conversation: ChatOptions | None,
         show: Show,
         told: Callable[[int], None],
     ) -> None:
@@ -137,15 +138,14 @@ class BatchRun:
             messages = [{"role": "user", "content": prompt.prompt}]
         if messages is None:
             return self._front.tokens([prompt.prompt or ""])[0]
-        values = dict(self._conversation or {})
-        if (system := values.pop("system", None)) is not None and prompt.messages is None:
-            messages = [{"role": "system", "content": system}, *messages]
-        template = values.pop("chat_template", None)
-        values = {"tools": None, "add_generation_prompt": True, **values}
+        options: ChatOptions = {**(self._conversation or {})}
+        if prompt.messages is not None:
+            options.pop("system", None)  # they may have their own
         try:
-            return self._front.chat_tokens([messages], template, values)[0]
+            return self._front.chat_tokens(messages, options, one=True)[0]
         except ChatTemplateError as error:
-            absent = template is None and self._front.tokenizer.chat_template is None
+            own = options.get("chat_template")
+            absent = own is None and self._front.tokenizer.chat_template is None
             if absent and prompt.messages is None:
                 raise _NoLineError(error) from None
             raise

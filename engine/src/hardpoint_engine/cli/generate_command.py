@@ -25,6 +25,7 @@ from hardpoint_engine.cli.starting import (
     tell_choice,
 )
 from hardpoint_engine.cli.tracing import Watch, tracing
+from hardpoint_engine.conversations import ChatOptions
 from hardpoint_engine.llm import LLM
 from hardpoint_engine.outputs import RequestOutput
 from hardpoint_engine.prompts import numbered
@@ -66,7 +67,7 @@ def _generate(
     config: Config,
     sampling: SamplingParams,
     out: AnswerStream,
-    chat: Mapping[str, Any] | None,
+    chat: ChatOptions | None,
     watch: Watch,
     *,
     as_json: bool,
@@ -92,7 +93,7 @@ def _queue(
     sampling: SamplingParams,
     index: int,
     count: int,
-    chat: Mapping[str, Any] | None,
+    chat: ChatOptions | None,
 ) -> ResultStream:
     try:
         if chat is None:

@@ -18,6 +18,7 @@ from hardpoint.sampling_params import SamplingParams
 from hardpoint.selection import default_executor
 
 from hardpoint_engine.build import Choice
+from hardpoint_engine.conversations import ChatOptions
 from hardpoint_engine.prompts import split
 from hardpoint_engine.text.chat_template import MOST_CHARACTERS
 
@@ -58,7 +59,7 @@ def read_template(path: str | None) -> str | None:
     return text
 
 
-def conversation_options(options: Mapping[str, Any], *, raw: bool) -> dict[str, Any] | None:
+def conversation_options(options: Mapping[str, Any], *, raw: bool) -> ChatOptions | None:
     """Return what the flags say of conversations, None with --raw."""
     if not raw:
         template = read_template(options["chat_template"])

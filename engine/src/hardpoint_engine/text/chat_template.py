@@ -1,33 +1,26 @@
 """Messages to a prompt, by the model's own template, rendered in a process that can be killed.
 
-Driver side. The process is started early (:meth:`ChatTemplate.start`), so that its start is hidden
-behind the loading of weights, and serves until it is closed or had to be killed.
+Driver side. A process is started early (:meth:`ChatTemplate.start`), so that its start is hidden
+behind the loading of weights, and serves until it is closed or had to be killed. A further one is
+started where a rendering finds the others at work.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import selectors
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hardpoint.errors import InvalidRequestError
 
+from hardpoint_engine.text.template_pool import SilentProcessError, TemplatePool
+
 TIME_LIMIT = 5.0
 """Seconds for one rendering."""
-START_LIMIT = 30.0
 MOST_CHARACTERS = 4 << 20
 """Length of a rendered prompt; a million tokens have about as many."""
 ESCAPED = 12
 """Bytes of JSON that one character may take: a surrogate pair, escaped."""
-PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
 
 Message = Mapping[str, Any]
 
@@ -45,7 +38,7 @@ class ChatTemplateError(InvalidRequestError):
 
 class ChatTemplate:
     """The template of one model, and ``tool_source``, the one that is used where tools are given,
-    if it has a further one. Thread-safe; renderings take turns.
+    if it has a further one. Thread-safe.
     """
 
     def __init__(
@@ -60,16 +53,13 @@ class ChatTemplate:
         self._source = source
         self._tool_source = tool_source
         self._values = dict(values)
-        self._time_limit = time_limit
         self._most = most_characters
-        self._lock = threading.Lock()
-        self._process: _Process | None = None
+        self._pool = TemplatePool(time_limit, most_characters * ESCAPED)
 
     def start(self) -> None:
-        """Start the process without waiting for it, if the model has a template at all."""
-        with self._lock:
-            if self._source is not None or self._tool_source is not None:
-                self._running()
+        """Start a process without waiting for it, if the model has a template at all."""
+        if self._source is not None or self._tool_source is not None:
+            self._pool.start()
 
     def render(
         self,
@@ -102,33 +92,14 @@ class ChatTemplate:
             line = json.dumps(order).encode() + b"\n"
         except (TypeError, ValueError, RecursionError) as error:
             raise ChatTemplateError(f"messages must be plain data: {error}") from None
-        with self._lock:
-            result = self._ask(self._running(), line)
-        return self._text(result)
+        try:
+            return self._text(self._pool.ask(line))
+        except SilentProcessError as error:
+            raise ChatTemplateError(f"the model's chat template {error}") from None
 
     def close(self) -> None:
-        """End the process. Idempotent; a later rendering starts a new one."""
-        with self._lock:
-            self._end()
-
-    def _running(self) -> _Process:
-        if self._process is None:
-            self._process = _Process(self._time_limit, self._most * ESCAPED)
-        return self._process
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.end()
-
-    def _ask(self, process: _Process, line: bytes) -> Mapping[str, object]:
-        try:
-            return process.ask(line)
-        except BaseException as error:
-            self._end()
-            if isinstance(error, _SilentError):
-                raise ChatTemplateError(f"the model's chat template {error}") from None
-            raise
+        """End the processes. Idempotent; a later rendering starts a new one."""
+        self._pool.close()
 
     def _text(self, result: Mapping[str, object]) -> str:
         if "refused" in result:
@@ -142,101 +113,3 @@ class ChatTemplate:
                 "go without it (--raw, or LLM.generate), or mend it"
             )
         return text
-
-
-class _SilentError(Exception):
-    """The process did not answer; the text continues "the model's chat template"."""
-
-
-class _Process:
-    """One child and the two pipes to it, with a deadline on every byte."""
-
-    def __init__(self, time_limit: float, most_bytes: int) -> None:
-        from hardpoint_engine.text import template_process
-
-        paths = [
-            str(Path(spec.origin).parent.parent)
-            for name in ("jinja2", "markupsafe")
-            if (spec := importlib.util.find_spec(name)) is not None and spec.origin
-        ]
-        self._time_limit = time_limit
-        self._most_bytes = most_bytes
-        self._ready = False
-        self._child = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-I", "-S", template_process.__file__, str(time_limit), *paths],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
-            cwd="/",
-        )
-
-    def ask(self, line: bytes) -> Mapping[str, object]:
-        """Send one order and return its answer. Raises _SilentError."""
-        if not self._ready:
-            self._exchange(b"", START_LIMIT, "was not begun: the process for it did not start")
-            self._ready = True
-        why = f"took longer than {self._time_limit:g} s to render"
-        data = self._exchange(line, self._time_limit, why)
-        try:
-            result = json.loads(data)
-        except ValueError:
-            result = None
-        if not isinstance(result, dict):
-            raise _SilentError("broke the process that rendered it")
-        return result
-
-    def end(self) -> None:
-        """Kill the child and take its exit status."""
-        self._child.kill()
-        self._child.wait()
-        for pipe in (self._child.stdin, self._child.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue
-
-    def _exchange(self, line: bytes, seconds: float, why: str) -> bytes:
-        """Write ``line`` and read up to the next line end, all within ``seconds``."""
-        child = self._child
-        if child.stdin is None or child.stdout is None:
-            raise _SilentError("has no pipes to the process that renders it")
-        deadline = time.monotonic() + seconds
-        left, answer = memoryview(line), bytearray()
-        with selectors.DefaultSelector() as selector:
-            os.set_blocking(child.stdin.fileno(), False)
-            selector.register(child.stdout, selectors.EVENT_READ)
-            if left:
-                selector.register(child.stdin, selectors.EVENT_WRITE)
-            while not answer.endswith(b"\n"):
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    raise _SilentError(why)
-                for key, _ in ready:
-                    if key.fileobj is child.stdin:
-                        left = self._write(child.stdin.fileno(), left)
-                        if not left:
-                            selector.unregister(child.stdin)
-                    else:
-                        answer += self._read(child.stdout.fileno(), len(answer))
-        return bytes(answer)
-
-    def _write(self, handle: int, left: memoryview) -> memoryview:
-        try:
-            return left[os.write(handle, left[: 1 << 16]) :]
-        except BrokenPipeError:
-            raise _SilentError(self._ended()) from None
-
-    def _read(self, handle: int, so_far: int) -> bytes:
-        data = os.read(handle, 1 << 16)
-        if not data:
-            raise _SilentError(self._ended())
-        if so_far + len(data) > self._most_bytes:
-            raise _SilentError("gives too long an answer")
-        return data
-
-    def _ended(self) -> str:
-        code = self._child.wait()
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return f"ended the process that rendered it ({how})"
