@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -46,6 +46,10 @@ class DummyProbe(Probe):
     def oracle(self, description: ModelDescription) -> Oracle:
         """Return the rule."""
         return DummyOracle(str(description.path), description.vocab_size)
+
+    def tracing(self, folder: str) -> Mapping[str, object]:
+        """Return its own key."""
+        return {"plugins.dummy.trace_folder": folder}
 
     @staticmethod
     def held_bytes(worker: Worker) -> int | None:

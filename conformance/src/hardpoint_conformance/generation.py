@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attrs import evolve
 from hardpoint.executor import Executor
 from hardpoint.messages import Logprobs, SchedulerOutput
 from hardpoint.model_runner import ModelRunner
@@ -73,6 +75,11 @@ class Bench:
         for _ in range(count):
             tokens.append(int(self.logits(tokens)[-1].argmax()))
         return tuple(tokens[len(tokens) - count :])
+
+    def follow(self, path: str) -> None:
+        """Compare with the model in ``path`` from now on."""
+        description = evolve(self.description, path=Path(path))
+        self.oracle = oracle_for(self.subject.probe, description)
 
     # Comparing.
 

@@ -142,3 +142,25 @@ def append_line(worker: Worker, folder: str, number: int) -> None:
     """Write a number into this rank's file."""
     with (Path(folder) / f"lines-{worker.rank}").open("a") as file:
         file.write(f"{number}\n")
+
+
+def note_shutdown(worker: Worker, path: str) -> None:
+    """Have the worker note when its shutdown begins and when it is done without an error."""
+    shut_down = worker.shutdown
+
+    def told() -> None:
+        file = Path(f"{path}-{worker.rank}")
+        with file.open("a") as notes:
+            notes.write("begun\n")
+        shut_down()
+        with file.open("a") as notes:
+            notes.write("done\n")
+
+    worker.shutdown = told  # type: ignore[method-assign]
+
+
+def implements(worker: Worker, name: str) -> bool:
+    """Whether the worker's class has a method of its own of that name."""
+    from hardpoint.worker import Worker as Base
+
+    return getattr(type(worker), name) is not getattr(Base, name)

@@ -62,10 +62,31 @@ class Probe:
         """
         return None
 
+    def tracing(self, folder: str) -> Mapping[str, object]:
+        """Return the configuration by which ``profile`` writes its files into ``folder``. Default:
+        the key ``profile_folder``.
+        """
+        return {"profile_folder": folder}
+
     @staticmethod
     def held_bytes(worker: Worker) -> int | None:
         """Return the bytes of device memory that this worker's process holds now. Default: None, by
         which the kit goes by the reports of the contract alone. Called in the worker.
+        """
+        return None
+
+    @staticmethod
+    def initialised() -> bool:
+        """Whether the device's runtime is initialised in this process. Default: no; the kit looks
+        at imported modules and open device files itself. Called in a fresh process, after discovery,
+        selection and validation.
+        """
+        return False
+
+    def visible_devices(self, mask: str) -> tuple[str, ...] | None:
+        """Return the ids of the devices that the platform would use under ``mask`` (the value of
+        its own variable for visible devices: ``"3,6"``, or two ids in UUID form). Default: None, it
+        has no such variable. Called in the test's process; must touch no device.
         """
         return None
 

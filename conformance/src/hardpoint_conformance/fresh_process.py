@@ -1,0 +1,162 @@
+"""Questions that only a fresh process can answer: what an import brings, what a validation starts.
+
+``ask`` runs this module as a program; the functions below are what it can be asked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from hardpoint_conformance.contract import ContractError
+
+SECONDS = 120
+QUESTIONS = ("imported_by", "validated", "probe_seconds", "resolved_classes", "preloaded")
+
+
+def ask(question: str, *arguments: object) -> dict[str, Any]:
+    """Run a question in a fresh interpreter; return its answer. Raises ContractError with what the
+    process said if it failed.
+    """
+    done = subprocess.run(  # noqa: S603 - this interpreter, this module
+        [sys.executable, "-m", __name__, question, json.dumps(arguments, default=str)],
+        capture_output=True, text=True, timeout=SECONDS, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    if done.returncode:
+        raise ContractError(f"in a fresh process, {question} failed:\n{done.stderr.strip()}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def imported_by(module: str) -> dict[str, Any]:
+    """Import a light module, before and after hardpoint; say what came with it."""
+    importlib.import_module("hardpoint.hookspecs")
+    importlib.import_module("hardpoint.records")
+    before, variables = set(sys.modules), dict(os.environ)
+    importlib.import_module(module)
+    tops = {name.split(".")[0] for name in set(sys.modules) - before}
+    importlib.reload(sys.modules[module])
+    changed = "changed os.environ" if variables != dict(os.environ) else ""
+    known = {*sys.stdlib_module_names, "hardpoint", "hardpoint_conformance"}
+    return {"foreign": sorted(tops - known), "said": changed}
+
+
+def validated(kind: str, name: str, settings: dict[str, object]) -> dict[str, Any]:
+    """Discover, select, describe and check; say what that left in this process."""
+    from hardpoint_conformance.probe import find_probe
+    from hardpoint_conformance.watching import Traces
+
+    variables, before = dict(os.environ), set(sys.modules)
+    threads = set(threading.enumerate())
+    _validate(kind, name, settings)
+    modules = sorted({each.split(".")[0] for each in set(sys.modules) - before})
+    return {
+        "modules": modules,
+        "devices": sorted(_open_devices()),
+        "children": sorted(Traces.now().children),
+        "threads": [t.name for t in set(threading.enumerate()) - threads if t.is_alive()],
+        "environment": sorted({*variables.items()} ^ {*os.environ.items()}),
+        "initialised": find_probe(name).initialised(),
+    }
+
+
+def probe_seconds(kind: str, name: str, settings: dict[str, object]) -> dict[str, Any]:
+    """Ask for the verdict five times, of a registry of its own each."""
+    from hardpoint.config.loading import load_config
+    from hardpoint.registry import Registry
+
+    seconds = []
+    for _ in range(5):
+        registry = Registry.discover(load_config(overrides=dict(settings), environ={}))
+        registry.load(kind, name)
+        if kind == "platform":
+            registry.platform(name)
+        started = time.perf_counter()
+        registry.verdict(kind, name, named=True)
+        seconds.append(time.perf_counter() - started)
+    return {"seconds": seconds}
+
+
+def resolved_classes(name: str, settings: dict[str, object]) -> dict[str, Any]:
+    """Import the Worker and ModelRunner classes of a platform; say which they are."""
+    from hardpoint.model_runner import ModelRunner
+    from hardpoint.references import resolve_class
+    from hardpoint.worker import Worker
+
+    platform = _platform(name, settings)
+    found = {
+        "worker_class": resolve_class(platform.worker_class, Worker),
+        "model_runner_class": resolve_class(platform.model_runner_class, ModelRunner),
+    }
+    return {
+        key: {
+            "name": kind.__qualname__,
+            "abstract": sorted(getattr(kind, "__abstractmethods__", ())),
+        }
+        for key, kind in found.items()
+    }
+
+
+def preloaded(name: str, settings: dict[str, object]) -> dict[str, Any]:
+    """Import what a nursery may import; say whether that initialised a device."""
+    from hardpoint_conformance.probe import find_probe
+
+    for module in _platform(name, settings).preload:
+        importlib.import_module(module)
+    return {"devices": sorted(_open_devices()), "initialised": find_probe(name).initialised()}
+
+
+def _platform(name: str, settings: dict[str, object]) -> Any:
+    from hardpoint.config.loading import load_config
+    from hardpoint.registry import Registry
+
+    overrides = {"platform": name, **settings}
+    return Registry.discover(load_config(overrides=overrides, environ={})).platform(name)
+
+
+def _validate(kind: str, name: str, settings: dict[str, object]) -> None:
+    from hardpoint.config import resolution
+    from hardpoint.config.loading import load_config
+    from hardpoint.registry import Registry
+    from hardpoint.selection import select_executor, select_platform
+
+    named = {"platform": name} if kind == "platform" else {"platform": "dummy", "executor": name}
+    config = load_config(overrides={**named, **settings}, environ={})
+    registry = Registry.discover(config)
+    platform = select_platform(registry, config)
+    config = resolution.configure(config, registry, platform)
+    config = resolution.fill_defaults(config, platform)
+    placement = platform.placement(config)
+    platform.limits(config)
+    platform.environment(config, placement)
+    platform.fork_safe()
+    if kind == "executor":
+        select_executor(registry, config, platform)
+    config = resolution.structure_plugins(config, registry)
+    tuple(platform.check(config))
+
+
+def _open_devices() -> set[str]:
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(entry.readlink())
+        except OSError:
+            continue
+        if target.startswith("/dev/"):
+            found.add(target)
+    return found
+
+
+if __name__ == "__main__":
+    if sys.argv[1] not in QUESTIONS:
+        raise SystemExit(f"no such question: {sys.argv[1]}")
+    sys.stdout.write("\n" + json.dumps(globals()[sys.argv[1]](*json.loads(sys.argv[2]))) + "\n")
