@@ -37,4 +37,4 @@ autodoc_typehints_format = "short"
 autodoc_class_signature = "mixed"
 
 nitpicky = True  # a reference to something of ours that is not there is a warning
-nitpick_ignore_regex = [("py:.*", r"(?!hardpoint).*"), ("py:.*", r"hardpoint\w*\.(?!messages).*")]
+nitpick_ignore_regex = [("py:.*", r"(?!hardpoint).*")]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import commands
@@ -72,6 +73,14 @@ def with_fields(
         lines += ["", ".. code-block:: python", "", *(f"   {line}" for line in listed), ""]
 
 
+def of_ours(_app: Any, _env: Any, node: Any, text: Any) -> Any:
+    """Let a reference to what is in the code and not on the site be plain text; what is nowhere
+    stays a warning.
+    """
+    target = str(node.get("reftarget", ""))
+    return text if target.startswith("hardpoint") and locate(target) is not None else None
+
+
 def is_enum(thing: Any) -> bool:
     """Whether ``thing`` is an enumeration."""
     return isinstance(thing, type) and issubclass(thing, Enum)
@@ -93,6 +102,7 @@ def _default_of(attribute: Attribute[Any]) -> str:
 
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
+    app.connect("missing-reference", of_ours)
     app.connect("autodoc-process-signature", without_signature)
     app.connect("autodoc-process-docstring", with_fields)
     app.connect(

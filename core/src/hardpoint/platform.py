@@ -78,24 +78,26 @@ class Platform(ABC):
         """Say whether this hardware is usable here and why (not).
 
         Never raises outward, never initialises a device, imports nothing heavy, ends in 200 ms.
-        Called once for each registry.
+        Called once for each registry, on a thread of its own: a longer one is warned of, and one
+        of more than a second counts as unavailable.
         """
 
     @abstractmethod
     def limits(self, config: Config) -> Limits:
         """Return what can be executed; the scheduler obeys it. ``config`` may still have unset
-        (None) values.
+        (None) values. Called any number of times, and in workers too: the same answer each time.
         """
 
     @abstractmethod
     def placement(self, config: Config) -> Placement:
-        """Return how many workers there are and what each owns. The default rule is one device per
-        rank.
+        """Return how many workers there are and what each owns; the usual rule is one device for
+        each rank of ``tensor_parallel_size * pipeline_parallel_size``. Any number of times.
         """
 
     def check(self, config: Config) -> Sequence[Problem]:
-        """Return every problem of the complete configuration at once, before any worker starts.
-        Never raises.
+        """Return every problem of the complete configuration at once; a ConfigError lists them all.
+
+        Called after the defaults are filled in, before any worker starts. Never raises.
         """
         return ()
 
@@ -106,7 +108,9 @@ class Platform(ABC):
         return refused(request.sampling, self.unsupported_parameters)
 
     def environment(self, config: Config, placement: Placement) -> Mapping[str, str]:
-        """Return variables for every worker process, set before anything heavy is imported."""
+        """Return variables for every worker process, set before anything heavy is imported. Called
+        by executors that start processes; one that starts none refuses what is not set already.
+        """
         return {}
 
     def assigned_devices(self, resources: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
@@ -129,7 +133,7 @@ class Platform(ABC):
         return {}
 
     def support(self, capability: Capability) -> Support:
-        """Return this platform's answer for ``capability``; undeclared counts as NOT_YET."""
+        """Return the answer for ``capability``: NOT_YET for one that is newer than the plugin."""
         return self.capabilities.get(capability, Support.NOT_YET)
 
     def require(self, capability: Capability) -> None:

@@ -10,7 +10,8 @@ the host enforces::
 
 A worker needs no checks of its own for order, sleep state or capability: the host makes them, for
 every plugin alike. The optional methods raise UnsupportedError here; a platform that declares the
-capability overrides them.
+capability overrides them. What a method raises reaches the driver as RemoteError, with the original
+as its cause; it ends that call alone. All sizes are in bytes unless they say tokens or blocks.
 """
 
 from __future__ import annotations
@@ -74,41 +75,69 @@ class Worker(ABC):
     def init_device(self) -> None:
         """Take the devices of this rank, set seeds and threads, join the process groups.
 
-        Raises ConfigError or MemoryBudgetError with the figures if the device cannot serve the
-        configuration.
+        The first call, at once on all ranks: they may wait for each other here. Raises ConfigError
+        or MemoryBudgetError with the figures if the device cannot serve the configuration.
         """
 
     @abstractmethod
     def load_model(self) -> LoadReport:
-        """Construct the model and load its weights."""
+        """Construct the model that ``config.description`` describes and load this rank's part of
+        its weights, in ``config.model.dtype``.
+
+        Once, after ``init_device``. With ``load_format = "dummy"`` weights are made up and no file
+        is read. Raises CheckpointError naming file and tensor, UnsupportedModelError, and
+        MemoryBudgetError.
+        """
 
     @abstractmethod
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
-        """Return layer name -> spec for the layers that live on this rank; empty if it has no
-        attention.
+        """Return layer name -> what the layer keeps of each block, for the layers that live on this
+        rank; empty if it has no attention. Any time after ``load_model``; no device work.
         """
 
     @abstractmethod
     def determine_available_memory(self) -> int:
-        """Return the bytes that may be used for the KV cache on this rank; negative if the model
-        alone is too large.
+        """Return the bytes that may be used for the KV cache on this rank: what
+        ``memory_utilization`` of the memory leaves beside the weights and the work space of the
+        largest step. Negative if those alone are too large: the driver says so.
+
+        After ``load_model``, before the cache is there; not called where the size is configured.
+        May run the model; that leaves no trace.
         """
 
     @abstractmethod
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate the KV cache and bind it to the layers."""
+        """Allocate the KV cache that this rank's plan describes and bind it to the layers.
+
+        Once; the host picks the plan of this rank. Block 0 is the null block, which no request
+        owns. Raises MemoryBudgetError with the bytes that were wanted and had.
+        """
 
     @abstractmethod
     def compile_or_warm_up_model(self) -> WarmUpReport:
-        """Compile, capture, warm up. Draws and outputs afterwards are as if it had not run."""
+        """Compile, capture, warm up, and say how many seconds that took. Draws and outputs
+        afterwards are as if it had not run.
+
+        After the cache is there; may be called again. Ask ``context.cancelled()`` between long
+        parts, and raise CancelledStepError if it is true.
+        """
 
     @abstractmethod
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | StepTicket:
-        """Run one step; return its output, or a ticket if ``defer_sampling`` is set. Never None."""
+        """Run one step; return its output, or a ticket if ``defer_sampling`` is set. Never None.
+
+        Called on every rank for each step, in the order of ``step_id``. The output must be of that
+        step. Only the output rank's counts (``Placement.output_rank``); another may return one
+        without tokens. Raises MessageError for a plan that contradicts itself, CancelledStepError
+        where ``context.cancelled()`` turned true, and whatever failed: never an empty output
+        instead.
+        """
 
     @abstractmethod
     def sample_tokens(self, ticket: StepTicket, grammar: GrammarOutput | None) -> ModelRunnerOutput:
-        """Finish the step of ``ticket``, whose logits are kept since ``execute_model``."""
+        """Finish the step of ``ticket``, whose logits are kept since ``execute_model``; ``grammar``
+        has the masks of its structured requests, None where there is none after all.
+        """
 
     def shutdown(self) -> None:
         """Give everything back. Called once, also after a failed step or a failed start; call
@@ -147,7 +176,9 @@ class Worker(ABC):
         return sum(spec.page_bytes for spec in self.get_kv_cache_spec().values())
 
     def update_max_model_len(self, max_model_len: int) -> None:
-        """Adopt a length fitted by the driver; longer requests are refused from now on."""
+        """Adopt a length in tokens, fitted by the driver to the KV cache; no longer request comes
+        from now on. Once, between ``load_model`` and the allocation of the cache.
+        """
         self._unsupported(Capability.CHUNKED_PREFILL)
 
     def supported_tasks(self) -> tuple[str, ...]:
@@ -159,11 +190,15 @@ class Worker(ABC):
         self._unsupported(Capability.DATA_PARALLEL)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
-        """Return the drafts proposed after the last step, once."""
+        """Return the drafts proposed after the last step, once; None where there are none."""
         self._unsupported(Capability.SPECULATIVE)
 
     def add_lora(self, request: LoRARequest) -> bool:
-        """Load an adapter; True when it is usable on this rank."""
+        """Load an adapter; True when it is usable on this rank.
+
+        All ranks must answer alike, or the driver raises DivergedError. Raises CheckpointError for
+        files that are not an adapter of this model.
+        """
         self._unsupported(Capability.LORA)
 
     def remove_lora(self, lora_id: int) -> bool:
@@ -196,26 +231,34 @@ class Worker(ABC):
 
     def sleep(self, level: int) -> SleepReport:
         """Level 1: keep weights on the host, drop the KV cache. Level 2: drop both, keep module
-        buffers.
+        buffers. Return what that freed and moved.
+
+        No step runs meanwhile, and none comes before everything is awake again.
         """
         self._unsupported(Capability.SLEEP)
 
     def wake_up(self, tags: Sequence[str]) -> SleepReport:
-        """Bring the named tags (``weights``, ``kv_cache``) back."""
+        """Bring the named tags (``weights``, ``kv_cache``), which sleep, back. Weights that level 2
+        dropped are undefined until ``reload_weights``.
+        """
         self._unsupported(Capability.SLEEP)
 
     def discard(self, tags: Sequence[str]) -> SleepReport:
-        """Free the named tags without a backup."""
+        """Free the named tags without a backup, and return what that freed."""
         self._unsupported(Capability.SLEEP)
 
     def reload_weights(self, path: str | None = None) -> LoadReport:
-        """Load all weights again, in place, from ``path`` or from where they came."""
+        """Load all weights again, in place, from ``path`` or from where they came. Raises
+        CheckpointError naming file and tensor.
+        """
         self._unsupported(Capability.WEIGHT_RELOAD)
 
     def save_sharded_state(
         self, path: str, pattern: str | None, max_size: int | None
     ) -> Sequence[SavedFile]:
-        """Write this rank's weights as files of at most ``max_size`` bytes in folder ``path``."""
+        """Write this rank's weights as files of at most ``max_size`` bytes (None: any) into the
+        folder ``path``, which exists, under names by ``pattern``; return them with their digests.
+        """
         self._unsupported(Capability.SHARDED_STATE)
 
     def profile(
@@ -225,7 +268,10 @@ class Worker(ABC):
         delay_iterations: int = 0,
         max_iterations: int | None = None,
     ) -> None:
-        """Start or stop tracing this rank."""
+        """Start or stop tracing this rank: pass over ``delay_iterations`` steps, record at most
+        ``max_iterations`` (None: all), and write a file named ``prefix`` and the rank into
+        ``config.observability.profile_folder``.
+        """
         self._unsupported(Capability.PROFILE)
 
     def reset_prefix_cache(self) -> None:

@@ -37,7 +37,12 @@ class DivergedError(HardpointError):
 
 
 class WorkerCalls(ABC):
-    """The Executor's services; subclassed by Executor only."""
+    """The Executor's services; subclassed by Executor only.
+
+    Called in the driver by the engine, or by who holds an executor. Each waits for every rank and
+    raises what ``collective_rpc`` raises: RemoteError of the first rank that failed,
+    ExecutorFailedError.
+    """
 
     config: Config
     platform: Platform

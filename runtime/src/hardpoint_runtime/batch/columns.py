@@ -63,8 +63,8 @@ class Column:
 class Columns:
     """The arrays of all declared columns over ``capacity`` slots, and which slots are taken.
 
-    ``columns[name]`` is the live array [capacity, *shape]; it is replaced when the table grows, so
-    do not keep it.
+    ``columns[name]`` is the live array ``[capacity, *shape]``; it is replaced when the table grows,
+    so do not keep it.
     """
 
     def __init__(self, declared: Iterable[Column], capacity: int) -> None:
@@ -133,7 +133,7 @@ class Columns:
                 self._arrays[name][slot] = value
 
     def gather(self, name: str, slots: Array | Sequence[int], rows: int | None = None) -> Array:
-        """Return a copy [rows, *shape]: the values of ``slots`` in their order, then pad values.
+        """Return a copy ``[rows, *shape]``: the values of ``slots`` in order, then pad values.
 
         ``rows`` None means as many as there are slots. The one place where rows are padded.
         """
