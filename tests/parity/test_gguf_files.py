@@ -46,7 +46,12 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "Llama", {}),
     "llama-tied": ("llama", "Llama", {"tie_word_embeddings": True}),
     "llama-3": ("llama", "Llama", {"rope_parameters": LLAMA3}),
+    "mistral": ("llama", "Mistral", {"sliding_window": 9}),
     "mixtral": ("llama", "Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral-window": (
+        "llama", "Mixtral",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9},
+    ),
     "qwen2": ("qwen2", "Qwen2", {}),
     "qwen2-yarn": ("qwen2", "Qwen2", {"rope_parameters": YARN}),
     "qwen3": ("qwen3", "Qwen3", {"head_dim": 24}),
@@ -172,6 +177,8 @@ def write_gguf(path: Path, name: str, tensors, kinds=None, tables=None) -> None:
         writer.add_unk_token_id(0)
         for key, value in tables.items():
             writer.add_array(f"tokenizer.ggml.{key}", value)
+    if architecture == "phi3" and config.get("sliding_window") is None:
+        writer.add_sliding_window(0)  # as the converter does for Phi-4
     for key, add in (
         ("num_experts", writer.add_expert_count),
         ("num_local_experts", writer.add_expert_count),

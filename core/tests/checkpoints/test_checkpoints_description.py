@@ -170,6 +170,12 @@ def test_gguf_metadata_that_cannot_be_is_refused(tmp_path, make, change, message
     assert message in gguf_error(tmp_path, make, change=[change], error=error)
 
 
+def test_a_gguf_window_is_refused_where_the_architecture_has_none(tmp_path, make):
+    change = [("general.architecture", 8, "qwen2"), ("qwen2.attention.sliding_window", 4, 9)]
+    text = gguf_error(tmp_path, make, change=change, error=UnsupportedModelError)
+    assert "qwen2.attention.sliding_window says a window in layers" in text
+
+
 def test_gguf_metadata_that_is_missing_is_named(tmp_path, make):
     text = gguf_error(tmp_path, make, drop=["llama.context_length"])
     assert "llama.context_length is None" in text

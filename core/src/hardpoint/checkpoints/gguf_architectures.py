@@ -25,8 +25,11 @@ OUTSIDE: Final = MappingProxyType(
 """Tensors outside the layers, alike in every architecture here."""
 BLOCK: Final = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
 
-LLAMA, WITH_EXPERTS = "llama", "llama with experts"
-"""A Mixtral is stored under the name of a Llama."""
+LLAMA, WITH_WINDOW, WITH_EXPERTS = "llama", "llama with a window", "llama with experts"
+"""A Mistral and a Mixtral are stored under the name of a Llama."""
+WINDOW: Final = "attention.sliding_window"
+"""The metadata key, without the architecture's prefix, of a window in layers."""
+_WINDOWED: Final = {WINDOW: "sliding_window"}
 
 _QKV: Final = {
     "attn_q": "self_attn.q_proj",
@@ -130,12 +133,19 @@ _CAPS: Final = {
 
 ARCHITECTURES: Final = MappingProxyType(
     {
-        LLAMA: GGUFArchitecture(  # also of a Mistral
+        LLAMA: GGUFArchitecture(
             hf_class="LlamaForCausalLM",
             model_type="llama",
             layer={**_TWO_NORMS, **_QKV, **_GATED},
             rotary_pairs=True,
             beside=("rope_freqs.weight",),
+        ),
+        WITH_WINDOW: GGUFArchitecture(
+            hf_class="MistralForCausalLM",
+            model_type="mistral",
+            layer={**_TWO_NORMS, **_QKV, **_GATED},
+            rotary_pairs=True,
+            whole=_WINDOWED,
         ),
         WITH_EXPERTS: GGUFArchitecture(
             hf_class="MixtralForCausalLM",
@@ -148,6 +158,7 @@ ARCHITECTURES: Final = MappingProxyType(
             },
             rotary_pairs=True,
             whole={
+                **_WINDOWED,
                 "expert_count": "num_local_experts",
                 "expert_used_count": "num_experts_per_tok",
             },
@@ -193,7 +204,7 @@ ARCHITECTURES: Final = MappingProxyType(
                 "ffn_down": "mlp.down_proj",
             },
             beside=("rope_factors_long.weight", "rope_factors_short.weight"),
-            whole={"attention.sliding_window": "sliding_window"},
+            whole=_WINDOWED,
         ),
         "gemma": GGUFArchitecture(
             hf_class="GemmaForCausalLM",
@@ -207,7 +218,7 @@ ARCHITECTURES: Final = MappingProxyType(
             model_type="gemma2",
             layer={**_FOUR_NORMS, **_QKV, **_GATED},
             norms_plus_one=True,
-            whole={"attention.sliding_window": "sliding_window"},
+            whole=_WINDOWED,
             real=_CAPS,
             fixed=_GEMMA,
             width_scaled_depth=46,
@@ -217,7 +228,7 @@ ARCHITECTURES: Final = MappingProxyType(
             model_type="gemma3_text",
             layer={**_FOUR_NORMS, **_QKV, **_QK_NORMS, **_GATED},
             norms_plus_one=True,
-            whole={"attention.sliding_window": "sliding_window"},
+            whole=_WINDOWED,
             real=_CAPS,
             fixed={**_GEMMA, "rope_local_base_freq": 10_000.0, "sliding_window_pattern": 6},
             width_scaled_depth=62,
@@ -226,11 +237,16 @@ ARCHITECTURES: Final = MappingProxyType(
 )
 """GGUF's name of an architecture (``general.architecture``) -> what is to be known of it."""
 
+NAMES: Final = tuple(sorted(name for name in ARCHITECTURES if " " not in name))
+"""What ``general.architecture`` may be."""
+
 
 def architecture_of(metadata: Mapping[str, object]) -> GGUFArchitecture | None:
     """Return the architecture of a file with this metadata; None if it is not in the table."""
     name = str(metadata.get("general.architecture"))
-    experts = metadata.get(f"{name}.expert_count")
-    if name == LLAMA and isinstance(experts, int) and experts > 0:
-        name = WITH_EXPERTS
+    if name == LLAMA:
+        for key, kind in (("expert_count", WITH_EXPERTS), (WINDOW, WITH_WINDOW)):
+            value = metadata.get(f"{LLAMA}.{key}")
+            if isinstance(value, int) and value > 0:
+                return ARCHITECTURES[kind]
     return ARCHITECTURES.get(name)

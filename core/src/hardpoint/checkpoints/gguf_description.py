@@ -11,7 +11,8 @@ from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.checkpoints.fields import Fields
 from hardpoint.checkpoints.gguf import MOST_TENSORS, GGUFFile
 from hardpoint.checkpoints.gguf_architectures import (
-    ARCHITECTURES,
+    NAMES,
+    WINDOW,
     GGUFArchitecture,
     architecture_of,
 )
@@ -39,13 +40,15 @@ def _architecture(file: GGUFFile, fields: Fields) -> GGUFArchitecture:
     if architecture is None:
         raise UnsupportedModelError(
             f"{file.path}: the architecture {shown(name)} is not supported in GGUF files; "
-            f"supported: {', '.join(sorted(ARCHITECTURES))}"
+            f"supported: {', '.join(NAMES)}"
         )
     refused = {
         "split.count": "a model split over several files; merge it with llama-gguf-split --merge",
     }
     if not architecture.merged:
         refused[f"{name}.expert_count"] = "a mixture of experts"
+    if WINDOW not in architecture.whole:
+        refused[f"{name}.{WINDOW}"] = "a window in layers"
     for key, what in refused.items():
         if fields.integer(key, 0, low=0) > 1:
             raise UnsupportedModelError(f"{file.path}: {key} says {what}, which is not supported")
@@ -141,7 +144,8 @@ def _configuration(
     found["rope_scaling"] = rotary_scaling(file, fields, theta=found["rope_theta"], size=size)
     for key, hf_key in architecture.whole.items():
         if f"{name}.{key}" in fields.values:
-            found[hf_key] = fields.integer(f"{name}.{key}", low=0)
+            value = fields.integer(f"{name}.{key}", low=0)
+            found[hf_key] = None if key == WINDOW and value == 0 else value
     for key, hf_key in architecture.real.items():
         if f"{name}.{key}" in fields.values:
             found[hf_key] = fields.real(f"{name}.{key}")
