@@ -149,9 +149,7 @@ def test_closing_ends_a_rendering_too(template):
 def test_a_rendering_that_finds_the_others_at_work_has_a_process_of_its_own(template):
     """But no more than there may be; the next one waits for its turn."""
     loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    one = template(
-        "{% if messages[0].content == 'loop' %}" + loop + "{% endif %}ok", time_limit=60
-    )
+    one = template("{% if messages[0].content == 'loop' %}" + loop + "{% endif %}ok", time_limit=60)
     busy = [{"role": "user", "content": "loop"}]
     with ThreadPoolExecutor(MOST_AT_ONCE + 1) as pool:
         works = [pool.submit(one.render, busy) for _ in range(MOST_AT_ONCE - 1)]

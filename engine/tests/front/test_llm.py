@@ -385,7 +385,7 @@ def test_a_system_message_tools_and_values_reach_the_template(trained, tmp_path)
         (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
         with pytest.raises(InvalidRequestError, match="'tools', which is an argument of its own"):
             prompts(one, chat_template_kwargs={"tools": []})
-        with pytest.raises(TypeError, match="no keyword 'sytem'. Did you mean 'system'"):
+        with pytest.raises(TypeError, match=r"no keyword 'sytem'\. Did you mean 'system'"):
             prompts(one, sytem="?")
         with pytest.raises(InvalidRequestError, match="cannot be rendered"):
             prompts(one, chat_template="{{ ''.__class__.__mro__ }}{{ 1 / 0 }}")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hardpoint.errors import CallTimeoutError, InvalidRequestError
 from hardpoint_engine import LLM, SamplingParams
 from hardpoint_engine.cli.tracing import tracing
-from hardpoint_engine.timeline import extension, timeline
+from hardpoint_engine.timeline import extension, timeline, trace_file
 from hardpoint_engine.timeline.timeline import DRIVER, FIRST_RANK, REQUESTS, Timeline
 
 HARDPOINT = str(Path(sys.executable).with_name("hardpoint"))
@@ -223,6 +228,78 @@ def test_a_full_disk_ends_the_trace_and_nothing_else(caplog, steps):
     (record,) = [record for record in caplog.records if "/dev/full" in record.message]
     assert record.levelno == logging.ERROR
     assert "No space left" in record.message
+
+
+def test_the_file_is_whole_at_every_moment(tmp_path, monkeypatch):
+    """Also where a disk is full in the middle of a write."""
+    path = tmp_path / "trace.json"
+    pwrite, written = os.pwrite, []
+
+    def seen(handle, data, at):
+        done = pwrite(handle, data, at)
+        written.append(json.loads(path.read_text())["traceEvents"])
+        return done
+
+    monkeypatch.setattr(os, "pwrite", seen)
+    monkeypatch.setattr(trace_file, "MOST_SECONDS", 0)
+    with tracing(str(path)) as watch, LLM(**KEYS) as llm, watch(llm.core):
+        llm.generate("one", SHORT)
+    assert len(written) > 20
+    assert [len(events) for events in written] == sorted(len(events) for events in written)
+
+    file = trace_file.TraceFile(str(path))
+    file.add({"name": "first"})
+
+    def full(handle, data, at):
+        if len(data) > 200:
+            pwrite(handle, data[:100], at)
+            raise OSError(errno.ENOSPC, "full")
+        return pwrite(handle, data, at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="full"):
+        file.add({"name": "x" * 300})
+    assert json.loads(path.read_text())["traceEvents"] == [{"name": "first"}]
+
+
+def test_a_pipe_gets_a_whole_document(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(path.read_text)
+        with tracing(str(path)) as watch, LLM(**KEYS) as llm, watch(llm.core):
+            llm.generate("one", SHORT)
+        assert len(json.loads(reading.result(30))["traceEvents"]) > 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_ended_leaves_a_trace_that_can_be_opened(tmp_path, number):
+    path = tmp_path / "trace.json"
+    arguments = [
+        HARDPOINT, "generate", "--platform", "dummy", "--load-format", "dummy", "--raw", "--set",
+        "plugins.dummy.step_seconds=0.05", "--max-tokens", "2000", "--max-model-len", "4096",
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        [*arguments, "one", "--trace", str(path)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 60
+        while not path.exists() or b'"step 4"' not in path.read_bytes():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(number)
+        process.wait(30)
+    finally:
+        process.kill()
+        process.wait()
+    names, spans = read(path)
+    assert set(names.values()) == {"driver", "requests"}
+    assert len(all_of(spans[DRIVER])) >= 4 * 4
+    if number == signal.SIGINT:
+        assert missing(path) == [
+            (DRIVER, "steps of the workers are missing: the run was interrupted")
+        ]
 
 
 def test_nobody_listens_when_no_trace_is_asked_for(tmp_path):

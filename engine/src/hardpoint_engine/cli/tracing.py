@@ -36,6 +36,13 @@ def _watched(core: EngineCore, timeline: Timeline) -> Iterator[None]:
     core.watch(timeline)
     try:
         yield
-    finally:
+    except Exception:
         core.watch(None)
+        timeline.collect(core)
+        raise
+    except BaseException:  # time is short: the workers may be in a step
+        core.watch(None)
+        timeline.lacks_workers("the run was interrupted")
+        raise
+    core.watch(None)
     timeline.collect(core)

@@ -1,18 +1,17 @@
 """Writes what an engine does as a trace in the Chrome trace format, which Perfetto opens, too.
 
-Driver side. Events are written as they happen; memory holds the steps in flight. Times are in
-microseconds of the host's monotonic clock. What is missing is said in the trace and in the log; a
-file that cannot be written any more ends the trace, and harms nothing else.
+Driver side. Events are written soon after they happen, and the file is whole at every moment. Times
+are in microseconds of the host's monotonic clock. What is missing is said in the trace and in the
+log; a file that cannot be written any more ends the trace, and harms nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hardpoint.errors import HardpointError, InvalidRequestError
@@ -20,6 +19,7 @@ from hardpoint.messages import ModelRunnerOutput, SchedulerOutput
 
 from hardpoint_engine.request import EngineOutput, RequestMetrics
 from hardpoint_engine.timeline.extension import SPANS, Span
+from hardpoint_engine.timeline.trace_file import TraceFile
 
 if TYPE_CHECKING:
     from hardpoint_engine.core import EngineCore
@@ -39,15 +39,13 @@ class Timeline:
 
     def __init__(self, path: str) -> None:
         try:
-            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by close
+            self._file = TraceFile(path)
         except OSError as error:
             raise InvalidRequestError(
                 f"the trace {path} cannot be written: {error.strerror}", field="trace", value=path
             ) from None
         self._path = path
         self._failed = False
-        self._first = True
-        self._write('{"displayTimeUnit": "ms", "traceEvents": [')
         self._lanes: dict[int, list[float]] = {}
         self._name("process_name", DRIVER, 0, "driver")
         self._name("process_name", REQUESTS, 0, "requests")
@@ -97,20 +95,21 @@ class Timeline:
                     SPANS, args=(PORTION,), timeout=COLLECT_SECONDS
                 )
             except HardpointError as error:
-                what = f"steps of the workers are missing: {type(error).__name__}: {error}"
-                self._missing(DRIVER, time.monotonic(), what)
+                self.lacks_workers(f"{type(error).__name__}: {error}")
                 return
             for rank, (dropped, spans) in enumerate(ranks):
                 self._rank(rank, dropped, spans)
             whole = all(len(spans) < PORTION for _, spans in ranks)
 
+    def lacks_workers(self, why: str) -> None:
+        """Say that what the workers noted is not in it, and write all that is."""
+        what = f"steps of the workers are missing: {why}"
+        self._missing(DRIVER, time.monotonic(), what)
+        self._safely(self._file.flush)
+
     def close(self) -> None:
         """Complete the file."""
-        self._write("\n]}\n")
-        try:
-            self._file.close()
-        except OSError as error:
-            self._fail(error)
+        self._safely(self._file.close)
 
     def _life(self, output: EngineOutput, metrics: RequestMetrics) -> None:
         begin, end = metrics.arrival, metrics.finished
@@ -193,22 +192,20 @@ class Timeline:
         self._event({"name": what, **moment})
 
     def _event(self, event: Mapping[str, Any]) -> None:
-        self._write(("\n" if self._first else ",\n") + json.dumps(event))
-        self._first = False
+        self._safely(partial(self._file.add, event))
 
-    def _write(self, text: str) -> None:
+    def _safely(self, write: Callable[[], None]) -> None:
         if self._failed:
             return
         try:
-            self._file.write(text)
+            write()
         except OSError as error:
             self._fail(error)
 
     def _fail(self, error: OSError) -> None:
-        if not self._failed:
-            self._failed = True
-            _logger.error(
-                "the trace %s ends here: it cannot be written: %s", self._path, error.strerror
-            )
+        self._failed = True
+        _logger.error(
+            "the trace %s ends here: it cannot be written: %s", self._path, error.strerror
+        )
         with contextlib.suppress(OSError):
             self._file.close()
