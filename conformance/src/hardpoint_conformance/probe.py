@@ -78,8 +78,8 @@ class Probe:
     @staticmethod
     def initialised() -> bool:
         """Whether the device's runtime is initialised in this process. Default: no; the kit looks
-        at imported modules and open device files itself. Called in a fresh process, after discovery,
-        selection and validation.
+        at imported modules and open device files itself. Called in a fresh process, after
+        discovery, selection and validation.
         """
         return False
 

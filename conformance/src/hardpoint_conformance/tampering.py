@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     import pytest
 
 KIT = "hardpoint_conformance"
-_BOUND = ("subject", "__test__", "__module__", "__doc__", "__qualname__", "__firstlineno__")
 HOOKS = (
     "pytest_itemcollected", "pytest_collection_modifyitems", "pytest_pycollect_makeitem",
     "pytest_pyfunc_call", "pytest_runtest_protocol", "pytest_runtest_setup",
@@ -39,8 +38,8 @@ def overridden(suite: type[Suite]) -> tuple[str, ...]:
     known = set(dir(ours))
     found = []
     for kind in suite.__mro__[: suite.__mro__.index(ours)]:
-        changed = (set(vars(kind)) & known) - set(_BOUND)
-        found += [f"{kind.__name__}.{name}" for name in sorted(changed - set(dir(object)))]
+        changed = {name for name in set(vars(kind)) & known if _counts(name)}
+        found += [f"{kind.__name__}.{name}" for name in sorted(changed)]
     for name in sorted(tests_of(suite)):
         function = inspect.getattr_static(ours, name)
         if not str(getattr(function, "__module__", "")).startswith(KIT):
@@ -64,6 +63,15 @@ def foreign_hooks(manager: pytest.PytestPluginManager) -> tuple[str, ...]:
             if module.split(".")[0] not in (KIT, "_pytest", "pytest"):
                 found.append(f"{implementation.plugin_name.rpartition('/')[2]}: {hook}")
     return tuple(sorted(found))
+
+
+def _counts(name: str) -> bool:
+    """Whether a subclass that has ``name`` changes what the tests do."""
+    special = name.startswith("__") and name.endswith("__")
+    return name != "subject" and (not special or name in _SPECIAL)
+
+
+_SPECIAL = ("__init__", "__new__", "__getattribute__", "__getattr__", "__init_subclass__")
 
 
 def _is_ours(kind: type) -> bool:
