@@ -14,9 +14,9 @@ from hardpoint_scaffold.names import LONGEST, checked_names
 @pytest.mark.parametrize(
     ("name", "distribution", "package", "prefix"),
     [
-        ("acme", "hardpoint-acme", "hardpoint_acme", "Acme"),
-        ("acme-mp", "hardpoint-acme-mp", "hardpoint_acme_mp", "AcmeMp"),
-        ("acme_mp2", "hardpoint-acme_mp2", "hardpoint_acme_mp2", "AcmeMp2"),
+        ("umbra", "hardpoint-umbra", "hardpoint_umbra", "Umbra"),
+        ("umbra-mp", "hardpoint-umbra-mp", "hardpoint_umbra_mp", "UmbraMp"),
+        ("umbra_mp2", "hardpoint-umbra_mp2", "hardpoint_umbra_mp2", "UmbraMp2"),
         ("a", "hardpoint-a", "hardpoint_a", "A"),
         ("x" * LONGEST, "hardpoint-" + "x" * LONGEST, "hardpoint_" + "x" * LONGEST, None),
     ],

@@ -14,7 +14,7 @@ from hardpoint_scaffold import project
 from hardpoint_scaffold.names import LONGEST, checked_names
 
 KINDS = ("platform", "executor")
-NAMES = ("a", "acme", "zork-two_x", "m" * LONGEST)
+NAMES = ("a", "umbra", "zork-two_x", "m" * LONGEST)
 """Short and long, before and after ``hardpoint`` in the alphabet: lines break differently."""
 
 

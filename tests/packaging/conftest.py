@@ -9,7 +9,8 @@ import sys
 import sysconfig
 import textwrap
 import venv
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,46 @@ def build(*folders: Path, into: Path) -> None:
     command += ["--no-build-isolation", "--wheel-dir", str(into), *map(str, folders)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def write_wheel(
+    folder: Path,
+    name: str,
+    *,
+    version: str = "1.0",
+    requires: str = "hardpoint>=0.1",
+    entry_points: Mapping[str, Mapping[str, str]],
+    files: Mapping[str, str],
+) -> Path:
+    """Write a wheel, whose format is simple enough to need no build backend. ``entry_points`` is
+    kind -> name -> value; ``files`` is name -> text, below a package named as the distribution.
+    """
+    package = name.replace("-", "_")
+    info = f"{package}-{version}.dist-info"
+    content = {f"{package}/__init__.py": ""}
+    content |= {f"{package}/{file}": textwrap.dedent(text) for file, text in files.items()}
+    content[f"{info}/METADATA"] = (
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Dist: {requires}\n"
+    )
+    content[f"{info}/WHEEL"] = (
+        "Wheel-Version: 1.0\nGenerator: by-hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    content[f"{info}/entry_points.txt"] = "".join(
+        f"[hardpoint.{kind}s]\n" + "".join(f"{key} = {value}\n" for key, value in entries.items())
+        for kind, entries in entry_points.items()
+    )
+    record = "".join(f"{path},,\n" for path in [*content, f"{info}/RECORD"])
+    wheel = folder / f"{package}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path, text in (content | {f"{info}/RECORD": record}).items():
+            archive.writestr(path, text)
+    return wheel
+
+
+@pytest.fixture(scope="session")
+def wheel_of() -> Callable[..., Path]:
+    """Return :func:`write_wheel`."""
+    return write_wheel
 
 
 @pytest.fixture(scope="session")
@@ -72,12 +113,16 @@ class WheelEnvironment:
         self.site = folder / "lib" / version / "site-packages"
         (self.site / "third_party.pth").write_text(f"{third_party}\n")
 
-    def install(self, *what: object) -> None:
+    def installing(self, *what: object) -> list[str]:
         """``pip install WHAT``: names, wheels or folders; nothing comes from an index."""
         command = [sys.executable, "-m", "pip", "--python", self.python, "install", *QUIET_PIP]
         command += ["--no-compile", "--no-build-isolation", "--find-links", str(self.wheelhouse)]
+        return [*command, *map(str, what)]
+
+    def install(self, *what: object) -> None:
+        """Run that command."""
         done = subprocess.run(
-            [*command, *map(str, what)], capture_output=True, text=True, timeout=300, check=False
+            self.installing(*what), capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -91,18 +92,25 @@ def normalized(distribution: str) -> str:
 def find(path: Sequence[str] | None = None) -> tuple[Plugin, ...]:
     """Return every entry point of the Hardpoint groups on ``path`` (default: ``sys.path``).
 
-    Called in the driver and in workers. The same entry point found twice is one; a distribution
-    that an earlier path entry shadows does not count, as it would not be imported either.
+    Called in the driver and in workers. The same entry point found twice is one. A distribution
+    does not count that an earlier path entry shadows, as it would not be imported either, nor one
+    that an interrupted upgrade left beside another of its name.
     """
     importlib.invalidate_caches()
     # Python 3.11 does not pass that on to this one; an instance, as it is no class method there.
     importlib.metadata.MetadataPathFinder().invalidate_caches()
+    candidates = [
+        (distribution, _headers(distribution), text)
+        for distribution in _distributions(path)
+        if (text := _entry_points_text(distribution)) is not None
+    ]
+    namesakes = Counter(normalized(headers["Name"][0]) for _, headers, _ in candidates)
     found: dict[tuple[str, ...], Plugin] = {}
-    for distribution in _distributions(path):
-        if (text := _entry_points_text(distribution)) is None:
+    for distribution, headers, text in candidates:
+        first = _first(headers["Name"][0], path) or distribution
+        if first.locate_file("") != distribution.locate_file(""):
             continue
-        headers = _headers(distribution)
-        if _shadowed(distribution, headers["Name"][0], path):
+        if namesakes[normalized(headers["Name"][0])] > 1 and not _same(first, headers, text):
             continue
         for kind, name, value in _entries(text):
             key = (kind, name, value, normalized(headers["Name"][0]))
@@ -179,9 +187,15 @@ def _headers(distribution: importlib.metadata.Distribution) -> dict[str, list[st
     return headers
 
 
-def _shadowed(
-    distribution: importlib.metadata.Distribution, name: str, path: Sequence[str] | None
-) -> bool:
+def _first(name: str, path: Sequence[str] | None) -> importlib.metadata.Distribution | None:
+    """Return the distribution that ``importlib.metadata`` finds by its name, which passes over what
+    pip was removing when it was interrupted (``~ame-1.0.dist-info``).
+    """
     where: dict[str, Any] = {} if path is None else {"path": list(path)}
-    first = next(iter(importlib.metadata.distributions(name=name, **where)), distribution)
-    return str(first.locate_file("")) != str(distribution.locate_file(""))
+    return next(iter(importlib.metadata.distributions(name=name, **where)), None)
+
+
+def _same(
+    first: importlib.metadata.Distribution, headers: Mapping[str, Sequence[str]], text: str
+) -> bool:
+    return _headers(first)["Version"] == headers["Version"] and _entry_points_text(first) == text
