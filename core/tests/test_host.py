@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import ClassVar
 
 import pytest
 from attrs import evolve
@@ -16,6 +17,8 @@ from hardpoint.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheTensor
 from hardpoint.messages import SchedulerOutput
 from hardpoint.records import WorkerContext
 from hardpoint.registry import Registry
+from hardpoint.rpc import codec
+from hardpoint.rpc.calls import PackedCall
 from hardpoint.rpc.host import WorkerHost
 from hardpoint.selection import select_executor, select_platform
 from hardpoint.worker import Worker
@@ -245,6 +248,32 @@ def test_an_executor_reference_or_a_class_makes_the_worker(host):
     assert type(host(DummyWorker).worker) is DummyWorker
     with pytest.raises(TypeError, match=r"is not a subclass of hardpoint.worker.Worker"):
         host("hardpoint_dummy.model:FakeModel")
+
+
+def test_a_profile_s_argument_that_the_worker_s_class_lacks_is_refused_before_it_is_called(host):
+    class Plain(DummyWorker):
+        """Written for an older contract."""
+
+        calls: ClassVar[list] = []
+
+        def profile(self, is_start, prefix=None):
+            self.calls.append((is_start, prefix))
+
+    made = host(Plain)
+
+    def call(*args, **kwargs):
+        return made._run(PackedCall(1, 0, "profile", codec.pack(("profile", args, kwargs), "")))
+
+    call(True, "run", 0, None)
+    call(False)
+    assert Plain.calls == [(True, "run"), (False, None)]
+    with pytest.raises(UnsupportedError, match=r"Plain does not support delay_iterations = 2 of"):
+        call(True, "run", 2, None)
+    with pytest.raises(UnsupportedError, match="max_iterations = 1 of profile"):
+        call(True, max_iterations=1)
+    with pytest.raises(TypeError, match="with_stack"):
+        call(True, with_stack=True)
+    assert len(Plain.calls) == 2
 
 
 def test_tickets_that_the_driver_gave_up_do_not_pile_up(host):

@@ -7,6 +7,7 @@ health may be read from any thread at any time.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -161,6 +162,7 @@ class WorkerHost:
             "reload_weights": self._reload_weights,
             "save_sharded_state": self._save_sharded_state,
             "apply_model": self._apply_model,
+            "profile": self._profile,
             "shutdown": self.close,
         }
 
@@ -268,6 +270,33 @@ class WorkerHost:
     def _apply_model(self, function: Callable[..., Any], *args: Any) -> Any:
         self._require_callables()
         return function(self.worker.get_model(), *args)
+
+    def _profile(
+        self,
+        is_start: bool,
+        prefix: str | None = None,
+        delay_iterations: int = 0,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Refuse what the worker's class takes no argument for, before the worker is called: all
+        ranks have one class, so that none begins alone. What was left at its default is not passed.
+        """
+        given: dict[str, Any] = {
+            "prefix": prefix,
+            "delay_iterations": delay_iterations or None,
+            "max_iterations": max_iterations,
+        }
+        wanted = {name: value for name, value in given.items() if value is not None}
+        kind = type(self.worker)
+        parameters = inspect.signature(kind.profile).parameters
+        for name, value in wanted.items():
+            if name not in parameters:
+                raise UnsupportedError(
+                    f"{name} = {value!r} of profile",
+                    f"worker {kind.__module__}.{kind.__qualname__}",
+                    hint="Leave it out.",
+                )
+        self.worker.profile(is_start, **wanted)
 
     def _execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | StepTicket:
         self.sleep_state.require_awake("execute_model")
