@@ -4,12 +4,14 @@ that it was trained with: the same ids, the same text, and pieces of it that joi
 
 from __future__ import annotations
 
+import codecs
 import json
 import random
 import unicodedata
 from pathlib import Path
 
 import pytest
+from tokenizers.decoders import DecodeStream
 
 CORPUS = (
     "Hello, world! It's 10.5% of 1,234,567 -- isn't it? WE'LL see.",
@@ -56,8 +58,70 @@ def compare(ours, theirs, *, composed: bool = False) -> None:
             whole = theirs.decode(expected, skip_special_tokens=skip)
             assert ours.decode(expected, skip_special_tokens=skip) == whole, repr(text)
             detokenizer = ours.detokenizer(skip_special_tokens=skip)
-            pieces = [detokenizer.add(token) for token in expected] + [detokenizer.finish()]
-            assert "".join(pieces) == whole, repr(text)
+            stream, given, streamed = DecodeStream(skip_special_tokens=skip), "", ""
+            for token in expected:
+                given += detokenizer.add(token)
+                streamed += stream.step(theirs.backend_tokenizer, token) or ""
+                assert given.startswith(streamed), repr(text)  # none of it comes later
+            assert given + detokenizer.finish() == whole, repr(text)
+
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def broken(tokenizer, count: int = 300) -> list[list[int]]:
+    """Ids cut anywhere, within characters too: beginnings and middles of texts, and ids that no
+    text gives.
+    """
+    draw = random.Random(2)
+    found = []
+    for text in CORPUS:
+        ids = list(tokenizer.encode(text))
+        found += [ids[:end] for end in range(min(len(ids), 40))]
+        found += [ids[start : start + 12] for start in range(min(len(ids), 30))]
+    size = range(tokenizer.vocab_size)
+    return found + [draw.choices(size, k=draw.randrange(1, 12)) for _ in range(count)]
+
+
+def compare_broken(ours, theirs, expected_of=None) -> None:
+    """As a whole and piece by piece; what was given out never changes."""
+    for ids in broken(ours):
+        for skip in (True, False):
+            expected = theirs.decode(ids, skip_special_tokens=skip)
+            if expected_of is not None:
+                assert expected_of(theirs, ids, skip, whole_runs=True) == expected, ids
+                expected = expected_of(theirs, ids, skip, whole_runs=False)
+            assert ours.decode(ids, skip_special_tokens=skip) == expected, ids
+            detokenizer = ours.detokenizer(skip_special_tokens=skip)
+            given = ""
+            for token in ids:
+                given += detokenizer.add(token)
+                assert expected.startswith(given), ids
+            assert given + detokenizer.finish() == expected, ids
+
+
+def sentence_text(theirs, ids, skip, *, whole_runs) -> str:
+    """The text of SentencePiece ids. A run of byte tokens that is no UTF-8 becomes U+FFFD byte for
+    byte: all of it in the library (``whole_runs``), and here what is no character.
+    """
+    special = {each for each, token in theirs.added_tokens_decoder.items() if token.special}
+    shown = [each for each in ids if not (skip and each in special)]
+    pieces = theirs.convert_ids_to_tokens(shown)
+    text, run = "", b""
+    for piece in [*pieces, ""]:
+        if piece in BYTES:
+            run += bytes([BYTES.index(piece)])
+            continue
+        try:
+            text += run.decode()
+        except UnicodeDecodeError:
+            text += REPLACEMENT * len(run) if whole_runs else run.decode(errors="each")
+        text, run = text + piece.replace("▁", " "), b""
+    stripped = '"Strip"' in theirs.backend_tokenizer.decoder.__getstate__().decode()
+    return text.removeprefix(" ") if stripped else text
+
+
+codecs.register_error("each", lambda error: (REPLACEMENT * (error.end - error.start), error.end))
 
 
 def load(path: Path):
@@ -160,6 +224,7 @@ def test_byte_level_out_of_gguf(tmp_path, byte_level, pre):
     }  # fmt: skip
     path = write_gguf(tmp_path / "m.gguf", "llama", tables)
     compare(load(path), theirs_of(path), composed=pre == "qwen2")
+    compare_broken(load(path), theirs_of(path))
 
 
 def test_qwen_texts_are_composed_as_its_own_tokenizer_does(tmp_path, byte_level):
@@ -181,6 +246,7 @@ def test_sentence_pieces_out_of_gguf(tmp_path, sentences, architecture):
     tables = sentence_tables(sentences)
     path = write_gguf(tmp_path / "m.gguf", architecture, tables)
     compare(load(path), theirs_of(path))
+    compare_broken(load(path), theirs_of(path), sentence_text)
 
 
 @pytest.mark.parametrize("space", [True, False])
@@ -233,7 +299,7 @@ def test_sentence_pieces_out_of_json(tmp_path, sentences, style):
     )  # fmt: skip
     styled(made, style)
     made.add_special_tokens(list(SPECIAL))
-    compare_json(tmp_path, made)
+    compare_json(tmp_path, made, sentence_text)
 
 
 def test_unigram_out_of_json(tmp_path):
@@ -268,11 +334,12 @@ def test_byte_level_out_of_json(tmp_path, byte_level):
     compare_json(tmp_path, made)
 
 
-def compare_json(folder: Path, made) -> None:
+def compare_json(folder: Path, made, expected_of=None) -> None:
     from transformers import PreTrainedTokenizerFast
 
     made.save(str(folder / "tokenizer.json"))
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     ours = load(folder)
     compare(ours, theirs)
+    compare_broken(ours, theirs, expected_of)
     assert ours.vocab_size == len(theirs)

@@ -271,3 +271,14 @@ def test_a_missing_tokenizer_is_known_before_anything_is_loaded(folder, tmp_path
 def test_a_path_that_the_system_refuses_is_named(key, path, message):
     with pytest.raises(CheckpointError, match=message):
         source(**{key: path})
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json"])
+def test_a_tokenizer_of_another_kind_is_refused_by_name_with_the_way_out(tmp_path, name):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_bytes(b"\x0a\x0e")
+    for keys in ({"model": str(tmp_path)}, {"tokenizer": str(tmp_path / name)}):
+        with pytest.raises(CheckpointError, match=rf"{name}.* not read.*save_pretrained\(FOLDER\)"):
+            source(**keys)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert source(model=str(tmp_path)) == tmp_path

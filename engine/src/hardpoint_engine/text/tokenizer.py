@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 DUMMY = "dummy"
 """The load format of random weights, and the name of the model that has no files at all."""
+NOT_READ = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+"""Files of other tokenizers, for which a folder without ``tokenizer.json`` is refused by name."""
+SAVING = (
+    "Save a tokenizer.json there (transformers: "
+    "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER))"
+)
 
 
 class Tokenizer(ABC):
@@ -102,6 +108,8 @@ def _source(named: str | None, model: str | None, *, dummy: bool) -> Path | None
         path = expanded(named)
         if not path.exists():
             raise CheckpointError(f"tokenizer = {named!r}: there is no such file or folder")
+        if path.name in NOT_READ:
+            raise CheckpointError(f"tokenizer = {named!r}: {path.name} is not read. {SAVING}")
         return _in_folder(path) if path.is_dir() else path
     path = expanded(model or DUMMY)
     if dummy and not path.exists():
@@ -116,10 +124,11 @@ def _in_folder(path: Path) -> Path:
         return path
     if (file := _gguf_in(path)) is not None:
         return file
+    others = [name for name in NOT_READ if (path / name).exists()]
+    beside = f" ({', '.join(others)} there is not read)" if others else ""
     raise CheckpointError(
-        f"{path} has no tokenizer.json, the only tokenizer file that is read in a folder. Save one "
-        "there (transformers: AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)), or name "
-        "another folder or file with the key tokenizer (--tokenizer)"
+        f"{path} has no tokenizer.json, the only tokenizer file that is read in a folder{beside}. "
+        f"{SAVING}, or name another folder or file with the key tokenizer (--tokenizer)"
     )
 
 
