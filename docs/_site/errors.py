@@ -9,7 +9,7 @@ from pathlib import Path
 from attrs import evolve, frozen
 
 ROOT = Path(__file__).resolve().parents[2]
-HOUSES = ("core", "engine", "runtime")
+HOUSES = ("core", "engine", "runtime", "scaffold")
 WAY_OUT = "What to do: "
 
 
@@ -72,7 +72,9 @@ def sections() -> str:
             parts.append(f"## From `{each.module.partition('.')[0]}`\n")
         bases = ", ".join(f"`{base}`" for base in each.bases)
         parts.append(f"### {each.name}\n")
-        parts.append(f"`{each.module}.{each.name}`, a {bases}. Exit code {each.exit_code}.\n")
+        parts.append(
+            f"`{each.module}.{each.name}`, derived from {bases}. Exit code {each.exit_code}.\n"
+        )
         text = re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", each.text).replace("``", "`")
         parts.append(text.replace(WAY_OUT, f"**{WAY_OUT.strip()}** ") + "\n")
     return "\n".join(parts)

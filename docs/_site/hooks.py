@@ -35,6 +35,7 @@ def summary() -> str:
     rows = []
     for name, text in specifications().items():
         first = " ".join(text.split("\n\n")[0].split()).split(". ")[0].rstrip(".")
+        first = re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", first)
         rows.append((f"[`{name}`](#{name})", first, where(name, text)))
     return table(("hook", "what an implementation does", "called in"), rows)
 
