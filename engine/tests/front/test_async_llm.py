@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import pytest
 from hardpoint.errors import (
@@ -84,6 +85,17 @@ def test_a_stream_is_an_async_generator_that_grows_as_the_other_front_s_does(exp
     assert not engine_threads()
 
 
+def kept_waiting() -> float:
+    """Return for how many seconds threads of this process could have run, but others had the
+    processors. What a busy machine does to the loop is no fault of ours.
+    """
+    found = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            found += int(path.read_text().split()[1])
+    return found / 1e9
+
+
 def test_the_loop_is_free_during_a_step_of_a_second():
     """A ticker of 10 ms, through a prompt that takes long to read, and steps of a second."""
 
@@ -92,9 +104,9 @@ def test_the_loop_is_free_during_a_step_of_a_second():
 
         async def tick() -> None:
             while True:
-                due = time.perf_counter() + 0.01
+                due, before = time.perf_counter() + 0.01, kept_waiting()
                 await asyncio.sleep(0.01)
-                late.append(time.perf_counter() - due)
+                late.append(time.perf_counter() - due - (kept_waiting() - before))
 
         async with await AsyncLLM.start(**KEYS, **slow(1.0)) as llm:
             ticker = asyncio.create_task(tick())
@@ -104,12 +116,9 @@ def test_the_loop_is_free_during_a_step_of_a_second():
             ticker.cancel()
         return late
 
-    for _ in range(5):  # a machine that is busy otherwise may hold the loop up, too
-        late = asyncio.run(main())
-        assert len(late) > 20  # a loop that stands still ticks twice
-        if max(late) <= 0.05:
-            return
-    raise AssertionError(f"late by {max(late):.3f} s")
+    late = asyncio.run(main())
+    assert len(late) > 20  # a loop that stands still ticks twice
+    assert max(late) <= 0.05
 
 
 def test_hundreds_of_requests_are_computed_together(expected):
