@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "out_of_tree"
 DUMMY = ("--platform", "dummy", "--load-format", "dummy")
 WORK = """
 import threading
@@ -29,22 +30,25 @@ def answers(executor, **dummy):
         return [result.outputs[0].token_ids for result in llm.generate(["one", "two"], sampling)]
 
 if __name__ == "__main__":
-    assert answers("lanes") == answers("uni")
-    answers("hardpoint_lanes.executor:LanesExecutor", num_workers=2)
+    assert answers("threads") == answers("uni")
+    answers("hardpoint_threads.executor:ThreadsExecutor", num_workers=2)
     try:
-        answers("lanes", num_workers=2, fail_at="load")
+        answers("threads", num_workers=2, fail_at="load")
     except RemoteError as error:
         print("failed to load")
-    print([thread.name for thread in threading.enumerate() if "lane" in thread.name])
+    print([thread.name for thread in threading.enumerate() if "threads-" in thread.name])
 """
 
 
 def test_the_executor_works(sample):
-    lanes = sample("writing-an-executor.md")
-    lines = lanes.run("-c", WORK).stdout.splitlines()
-    assert lines[0] == "0 [(0, 'lane-0')]"
+    threads = sample("writing-an-executor.md")
+    package = EXAMPLES / "hardpoint-threads" / "src" / "hardpoint_threads"
+    for shown in (threads.folder / "hardpoint_threads").glob("*.py"):
+        assert shown.read_text() == (package / shown.name).read_text()
+    lines = threads.run("-c", WORK).stdout.splitlines()
+    assert lines[0] == "0 [(0, 'threads-0')]"
     assert lines[1] == "ZeroDivisionError"
-    assert "1 [(0, 'lane-0'), (1, 'lane-1')]" in lines
+    assert "1 [(0, 'threads-0'), (1, 'threads-1')]" in lines
     assert lines[-2:] == ["failed to load", "[]"]
 
 
