@@ -1,6 +1,14 @@
-"""The dummy platform and the uni executor are conformant."""
+"""The dummy platform is conformant, on both executors."""
 
-from hardpoint_conformance import ModelRunnerSuite, PluginSuite
+from __future__ import annotations
+
+import pytest
+from hardpoint_conformance import ModelRunnerSuite, PlatformSuite, PluginSuite, WorkerSuite
 
 TestPlugin = PluginSuite.of("dummy")
+TestPlatform = PlatformSuite.of("dummy")
+TestWorker = WorkerSuite.of("dummy")
 TestModelRunner = ModelRunnerSuite.of("dummy")
+
+TestWorkerOnMp = pytest.mark.slow(WorkerSuite.of("dummy", executor="mp"))
+TestModelRunnerOnMp = ModelRunnerSuite.of("dummy", executor="mp")

@@ -77,19 +77,18 @@ def _run(folder: Path, certificate: Path, watch: Callable[[str], None] | None) -
         sys.executable, "-m", "pytest", *PYTEST, "-v", f"--rootdir={folder}",
         f"--confcutdir={folder}", f"--hardpoint-certificate={certificate}", str(folder),
     ]  # fmt: skip
-    process = subprocess.Popen(  # noqa: S603 - this interpreter, the kit's own module
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""},
-    )  # fmt: skip
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     said = []
-    try:
-        for line in process.stdout or ():
-            said.append(line)
-            if watch is not None and "::" in line:
-                watch(line.strip().partition("::")[2])
-        process.wait()
-    finally:
-        if process.poll() is None:
+    with subprocess.Popen(  # noqa: S603 - this interpreter, the kit's own module
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        env=environment,
+    ) as process:  # fmt: skip
+        try:
+            for line in process.stdout or ():
+                said.append(line)
+                if watch is not None and "::" in line:
+                    watch(line.strip().partition("::")[2])
+        except BaseException:
             process.terminate()
-            process.wait()
+            raise
     return "".join(said)

@@ -1,0 +1,83 @@
+"""``hardpoint conformance``: exit codes, certificate, page."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from hardpoint_conformance import certification
+from hardpoint_conformance.command import conformance
+from hardpoint_conformance.page import page_of
+
+
+def run(*arguments):
+    return CliRunner().invoke(conformance, arguments, standalone_mode=False)
+
+
+def test_an_executor_is_certified_in_a_process_of_its_own(tmp_path):
+    page = tmp_path / "report.html"
+    result = run("uni", "--json", "--html", str(page))
+    document = json.loads(result.stdout)
+    assert document["conformant"], document["reasons"]
+    assert result.return_value == 0
+    assert (document["plugin"], document["kind"], document["api"]) == ("uni", "executor", "2.0")
+    assert document["distribution"] == "hardpoint-uniproc"
+    assert {each["suite"] for each in document["results"]} == {"plugin", "executor"}
+    assert document["machine"]["cores"]
+    text = page.read_text()
+    assert "executor uni" in text
+    assert "conformant" in text
+    assert "http" not in text.replace("http-equiv", ""), "the page needs nothing else"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("duny",), "no platform or executor 'duny' is installed. Did you mean 'dummy'?"),
+        (("dummy", "--executor", "um"), "no executor 'um' is installed"),
+        (("dummy", "--set", "nonsense"), "must be KEY=VALUE"),
+        (("dummy", "--html", "/no/such/folder/x.html"), "there is no folder /no/such/folder"),
+    ],
+)
+def test_a_usage_error_is_one_and_runs_nothing(arguments, message):
+    result = run(*arguments)
+    assert message in str(result.exception)
+    assert result.exception.exit_code == 2
+
+
+@pytest.fixture
+def failed():
+    result = {
+        "suite": "worker", "test": "test_sleep[<b>]", "outcome": "failed", "capability": None,
+        "executor": "", "seconds": 0.1, "message": "\n  the contract says: <script>",
+    }  # fmt: skip
+    return {
+        "plugin": "acme", "kind": "platform", "distribution": "hardpoint-acme", "version": "1",
+        "api": "2.0", "kit": "0.1.0", "core": "0.1.0", "core_api": "2.0", "machine": {"cores": "2"},
+        "time": "t", "seconds": 1.0, "executors": ["uni"], "settings": {"k": "v"}, "probe": "p",
+        "oracle": "o", "results": [result], "interventions": ["overridden: A.b"],
+        "reasons": ["1 test failed"], "conformant": False,
+        "capabilities": [
+            {"name": "sleep", "declared": "not yet", "since": "2.0", "verdict": "xfail",
+             "outcomes": {"not yet": 1}}
+        ],
+    }  # fmt: skip
+
+
+def test_a_plugin_that_fails_ends_with_one_and_says_what(monkeypatch, failed):
+    monkeypatch.setattr(certification, "certified", lambda *_, **__: failed)
+    result = run("dummy")
+    assert result.return_value == 1
+    assert "NOT conformant: 1 test failed" in result.output
+    assert "the contract says: <script>" in result.output
+    assert "overridden: A.b" in result.output
+    assert "not yet" in result.output
+
+
+def test_a_page_shows_what_failed_and_runs_no_text(failed):
+    text = page_of(failed)
+    assert "not conformant" in text
+    assert "&lt;script&gt;" in text
+    assert "<script" not in text
+    assert "overridden: A.b" in text
