@@ -1,15 +1,17 @@
-"""Arguments of the Executor's services, checked in the driver before anything is sent."""
+"""Arguments of the Executor's services, checked before they are sent, or before a worker acts."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from string import Formatter
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from hardpoint.errors import InvalidRequestError
+from hardpoint.errors import InvalidRequestError, UnsupportedError
 
 if TYPE_CHECKING:
     from hardpoint.config.schema import ParallelConfig
+    from hardpoint.worker import Worker
 
 _FIELDS = ("rank", "part", "tp", "pp")
 
@@ -22,6 +24,33 @@ def check_profile(prefix: str | None, delay_iterations: int, max_iterations: int
         _refuse("delay_iterations", delay_iterations, "must be a number of steps, at least 0")
     if max_iterations is not None and not _is_count(max_iterations, 1):
         _refuse("max_iterations", max_iterations, "must be a number of steps, at least 1, or None")
+
+
+def profile_arguments(
+    worker_class: type[Worker],
+    prefix: str | None,
+    delay_iterations: int,
+    max_iterations: int | None,
+) -> dict[str, Any]:
+    """Return the arguments of ``profile`` that were not left at their defaults. Raises
+    UnsupportedError for one that ``worker_class`` does not take. Called in the worker before it is
+    told to start: all ranks have one class, so that none begins alone.
+    """
+    given = {
+        "prefix": prefix,
+        "delay_iterations": delay_iterations or None,
+        "max_iterations": max_iterations,
+    }
+    wanted = {name: value for name, value in given.items() if value is not None}
+    parameters = inspect.signature(worker_class.profile).parameters
+    for name, value in wanted.items():
+        if name not in parameters:
+            raise UnsupportedError(
+                f"{name} = {value!r} of profile",
+                f"worker {worker_class.__module__}.{worker_class.__qualname__}",
+                hint="Leave it out.",
+            )
+    return wanted
 
 
 def check_pattern(pattern: str | None, parallel: ParallelConfig, num_workers: int) -> None:

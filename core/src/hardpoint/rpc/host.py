@@ -7,7 +7,6 @@ health may be read from any thread at any time.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from hardpoint.rpc.encoding import codec_of
 from hardpoint.rpc.exclusive import ExclusiveClaim
 from hardpoint.rpc.failures import RemoteFailure
 from hardpoint.rpc.lifecycle import CAPABILITIES, STEPS, Lifecycle, Stage
+from hardpoint.service_arguments import profile_arguments
 from hardpoint.sleep import SleepState, check_tags
 from hardpoint.worker import Worker
 
@@ -278,25 +278,8 @@ class WorkerHost:
         delay_iterations: int = 0,
         max_iterations: int | None = None,
     ) -> None:
-        """Refuse what the worker's class takes no argument for, before the worker is called: all
-        ranks have one class, so that none begins alone. What was left at its default is not passed.
-        """
-        given: dict[str, Any] = {
-            "prefix": prefix,
-            "delay_iterations": delay_iterations or None,
-            "max_iterations": max_iterations,
-        }
-        wanted = {name: value for name, value in given.items() if value is not None}
-        kind = type(self.worker)
-        parameters = inspect.signature(kind.profile).parameters
-        for name, value in wanted.items():
-            if name not in parameters:
-                raise UnsupportedError(
-                    f"{name} = {value!r} of profile",
-                    f"worker {kind.__module__}.{kind.__qualname__}",
-                    hint="Leave it out.",
-                )
-        self.worker.profile(is_start, **wanted)
+        given = profile_arguments(type(self.worker), prefix, delay_iterations, max_iterations)
+        self.worker.profile(is_start, **given)
 
     def _execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | StepTicket:
         self.sleep_state.require_awake("execute_model")
