@@ -16,7 +16,8 @@ INDEX_FLAG := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 SERVING := core engine runtime plugins/uniproc plugins/multiproc plugins/cpu
 DISTRIBUTIONS := $(SERVING) plugins/dummy plugins/tpu conformance scaffold
-PROJECT_FILES := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) constraints.txt requirements-dev.txt Makefile
+NATIVE := plugins/cpu/hatch_build.py $(wildcard plugins/cpu/native/*)
+PROJECT_FILES := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) constraints.txt requirements-dev.txt Makefile $(NATIVE)
 SOURCES := $(addsuffix /src,$(DISTRIBUTIONS))
 EDITABLE = $(foreach dist,$(1),--editable $(dist))
 

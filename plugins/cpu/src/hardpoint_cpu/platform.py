@@ -11,6 +11,7 @@ from hardpoint.platform import Platform
 from hardpoint.records import Device, Limits, Placement, Problem, Verdict
 
 from hardpoint_cpu import memory, threads
+from hardpoint_cpu.native import library
 from hardpoint_cpu.procfs import ROOT, read
 from hardpoint_cpu.settings import CpuSettings
 
@@ -47,14 +48,14 @@ class CpuPlatform(Platform):
 
     name: ClassVar[str] = "cpu"
     worker_class: ClassVar[str] = "hardpoint_cpu.worker:CpuWorker"
-    model_runner_class: ClassVar[str] = "hardpoint_runtime.model_runner:TorchModelRunner"
+    model_runner_class: ClassVar[str] = "hardpoint_cpu.model_runner:CpuModelRunner"
     capabilities: ClassVar[Mapping[Capability, Support]] = {
         capability: YES if capability in OFFERED else NOT_YET for capability in Capability
     }
     preload: ClassVar[tuple[str, ...]] = (
         "torch",
         "hardpoint_cpu.worker",
-        "hardpoint_runtime.model_runner",
+        "hardpoint_cpu.model_runner",
     )
     support_level: ClassVar[str] = "L4"
     root: ClassVar[Path] = ROOT
@@ -79,7 +80,7 @@ class CpuPlatform(Platform):
             available=True,
             reason=(
                 f"{len(cores.ids)} cores{limited}, {host.total / 2**30:.1f} GiB of memory as set "
-                f"by {host.source}"
+                f"by {host.source}; {library.availability().text}"
             ),
             devices=(Device(id="0", name="host", memory_bytes=host.total),),
         )
@@ -113,7 +114,9 @@ class CpuPlatform(Platform):
 
     def check(self, config: Config) -> Sequence[Problem]:
         """Return what of the plugin's own settings cannot be honoured."""
-        return threads.problems(self.options, threads.usable_cores(self.root))
+        options = self.options
+        found = threads.problems(options, threads.usable_cores(self.root))
+        return [*found, *library.problems(options, library.availability())]
 
     def _multiplies_bfloat16(self) -> bool:
         flags = (read(self.root / "proc/cpuinfo") or "").split()

@@ -17,3 +17,13 @@ class CpuSettings:
         "how workers exchange tensors",
         choices=("auto", "shared_memory", "gloo"),
     )
+    native: str = key(
+        "off",
+        "whether steps run as a native program: where that can be, always, or never",
+        choices=("auto", "on", "off"),
+    )
+    native_level: str = key(
+        "auto",
+        "instructions that a native program uses",
+        choices=("auto", "portable", "avx2", "avx512"),
+    )

@@ -12,6 +12,7 @@ from hardpoint_cpu import threads
 from hardpoint_cpu.device import CpuDeviceOps
 
 if TYPE_CHECKING:
+    from hardpoint_cpu.model_runner import CpuModelRunner
     from hardpoint_cpu.platform import CpuPlatform
     from hardpoint_cpu.settings import CpuSettings
 
@@ -60,5 +61,8 @@ class CpuWorker(TorchWorker):
         return cast("CpuPlatform", self.platform).options
 
     def determine_available_memory(self) -> int:
-        """Return what is left of the budget after a profiling run, less a reserve."""
-        return super().determine_available_memory() - RESERVE
+        """Return what is left of the budget after a profiling run, less what a native program will
+        take and a reserve.
+        """
+        runner = cast("CpuModelRunner", self._runner("determine_available_memory"))
+        return super().determine_available_memory() - runner.program_bytes() - RESERVE

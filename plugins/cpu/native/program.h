@@ -1,0 +1,74 @@
+// A program: what a model computes in a step, as a list of fused operations over buffers.
+//
+// The plain C interface of the library. No call raises or allocates for the caller; every call may
+// be made without the interpreter's lock. One program belongs to one thread at a time.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels.h"
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+enum hp_kind : int32_t {
+    HP_EMBED = 0,   // out = rows of `weight` by the step's token ids, times `scale`
+    HP_NORM = 1,    // out = in / rms(in) * weight
+    HP_LINEAR = 2,  // out = in . weight + bias
+    HP_ADD = 3,     // out += in . weight + bias
+    HP_GATED = 4,   // out = silu(in . first half of weight) * (in . second half)
+    HP_ROTATE = 5,  // in = queries, keys and values: normed, turned, written to the caches
+    HP_ATTEND = 6,  // out = attention of the queries in `in` over the caches
+    HP_GATHER = 7,  // out = rows of `in` that the step wants
+};
+
+struct hp_op {
+    int32_t kind;
+    int32_t in, out;       // buffers; -1: the caller's logits
+    int32_t picked;        // whether it works on the rows that the step wants, or on all tokens
+    hardpoint::Matrix weight;
+    const void* bias;      // of the weight's type; may be null
+    const void* query_norm;
+    const void* key_norm;  // both [head]; may be null
+    void* keys;            // the layer's caches
+    void* values;
+    const float* cos;      // [positions, head / 2]
+    const float* sin;
+    int64_t window;
+    float eps, scale;
+};
+
+struct hp_shape {
+    int64_t most_tokens, most_rows;    // of a step
+    int64_t vocabulary, positions, blocks, block_size;
+    int64_t heads, kv_heads, head;
+    int32_t cache_type, buffers;
+    const int64_t* columns;            // of each buffer
+};
+
+struct hp_step {
+    int64_t tokens, requests, rows, table_columns;
+    const int64_t* token_ids;
+    const int64_t* positions;
+    const int64_t* slots;
+    const int64_t* picked;      // [rows] places of tokens
+    const int32_t* starts;      // [requests + 1]
+    const int32_t* table;       // [requests, table_columns]
+    float* logits;              // [rows, vocabulary]
+};
+
+// Bits of the levels that are compiled here and that this processor has.
+int32_t hp_levels();
+int32_t hp_abi();
+// Null for a level that is not there, or without memory.
+void* hp_program_new(int32_t level, int32_t threads, const hp_op* ops, int64_t count,
+                     const hp_shape* shape);
+void hp_program_free(void* program);
+// Run the operations [first, last). 0, or 1 + the place in hp_step's list of what is out of range.
+int32_t hp_program_run(void* program, const hp_step* step, int64_t first, int64_t last);
+// best[i]: the place of the greatest of logits [rows, count], -1 where there is none.
+void hp_program_best(void* program, const float* logits, int64_t rows, int64_t count,
+                     int64_t* best);
+
+}
+#pragma GCC visibility pop

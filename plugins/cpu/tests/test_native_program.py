@@ -1,0 +1,297 @@
+"""Steps as a native program beside torch's way, through whole engines: the same tokens, however the
+work is cut up; what the program does not do is done by torch, and said.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hardpoint.errors import HardpointError
+from hardpoint_cpu.native.library import availability
+from hardpoint_engine import LLM, PoolingParams, SamplingParams
+from hardpoint_engine.scheduling.results import NoNumbersError
+
+available = availability()
+pytestmark = pytest.mark.skipif(not available.levels, reason=available.reason)
+
+FAMILIES = {
+    "llama": ("Llama", {"tie_word_embeddings": True}),
+    "heads": ("Llama", {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20}),
+    "llama3": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "mistral": ("Mistral", {"sliding_window": 9, "head_dim": 24}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 24}),
+}  # fmt: skip
+THREADS = min(2, len(os.sched_getaffinity(0)))
+GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+SCORED = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=3)
+PROMPTS = [[(7 * i * i + 3 * i + n) % 90 + 3 for i in range(n)] for n in (1, 5, 12, 33, 70)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Write a tiny model of a family and return its folder; each is written once."""
+    import transformers
+    from tokenizers import Tokenizer, models
+
+    made = {}
+
+    def make(name: str, dtype: torch.dtype = torch.float32, change=lambda model: None):
+        if (name, dtype, change) not in made:
+            family, keys = FAMILIES[name]
+            torch.manual_seed(3)
+            config = getattr(transformers, f"{family}Config")(
+                vocab_size=97, intermediate_size=100, num_hidden_layers=3,
+                max_position_embeddings=128, initializer_range=0.25,
+                pad_token_id=0, bos_token_id=1, eos_token_id=2,
+                **{"hidden_size": 72, "num_attention_heads": 4, "num_key_value_heads": 2, **keys},
+            )  # fmt: skip
+            model = getattr(transformers, f"{family}ForCausalLM")(config)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.ndim == 1:  # norms and biases, which are ones and zeros
+                        parameter.add_(torch.randn(parameter.shape) * 0.3)
+                change(model)
+            folder = tmp_path_factory.mktemp(name)
+            model.to(dtype).save_pretrained(folder)
+            words = {f"w{number}": number for number in range(97)}
+            Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
+            made[name, dtype, change] = folder
+        return made[name, dtype, change]
+
+    return make
+
+
+def engine(folder, native: str, level: str = "auto", threads: int | None = None, **keys) -> LLM:
+    options = {"native": native, "native_level": level}
+    if threads is not None:
+        options["threads"] = threads
+    return LLM(
+        str(folder), platform="cpu", executor="uni", plugins={"cpu": options},
+        **{"dtype": "float32", "max_model_len": 128, "block_size": 4, "num_kv_blocks": 200, **keys},
+    )  # fmt: skip
+
+
+def program_threads(llm) -> int | None:
+    """How many threads the engine's program has, None without one."""
+
+    def count(worker):
+        program = worker.model_runner.program
+        return None if program is None else program.threads
+
+    return llm.collective_rpc(count)[0]
+
+
+def tokens(results) -> list[list[int]]:
+    return [list(result.outputs[0].token_ids) for result in results]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_torch(checkpoint, family):
+    folder = checkpoint(family)
+    with engine(folder, "off") as llm:
+        expected = tokens(llm.generate(PROMPTS, GREEDY))
+    with engine(folder, "on") as llm:
+        assert tokens(llm.generate(PROMPTS, GREEDY)) == expected
+
+
+@pytest.mark.parametrize("level", available.levels)
+def test_numbers_do_not_depend_on_how_the_work_is_cut_up(checkpoint, level):
+    def scores(results):
+        return [
+            (list(each.outputs[0].token_ids), str(each.outputs[0].logprobs)) for each in results
+        ]
+
+    folder = checkpoint("heads")
+    with engine(folder, "on", level, enable_prefix_caching=False) as llm:
+        alone = [scores(llm.generate([prompt], SCORED))[0] for prompt in PROMPTS]
+        assert scores(llm.generate(PROMPTS * 3, SCORED)) == alone * 3
+    for keys in (
+        {"prefill_chunk_size": 7, "max_num_batched_tokens": 16, "max_num_seqs": 8},
+        {"num_kv_blocks": 36, "enable_prefix_caching": False},  # fewer than all need: preempted
+        {"block_size": 1},
+    ):
+        with engine(folder, "on", level, **keys) as llm:
+            assert scores(llm.generate(PROMPTS, SCORED)) == alone, keys
+            assert scores(llm.generate(PROMPTS, SCORED)) == alone, keys  # the cache is warm
+
+
+def test_bfloat16_weights_are_computed_in_float32(checkpoint):
+    """Torch rounds after each operation; the program only what it keeps in a narrow cache."""
+    folder = checkpoint("llama", torch.bfloat16)
+
+    def scores(native, **keys):
+        with engine(folder, native, **keys) as llm:
+            results = llm.generate(PROMPTS, SCORED)
+        return [
+            {token: entry.logprob for token, entry in each.outputs[0].logprobs[0].items()}
+            for each in results
+        ]
+
+    def distance(ours, theirs):
+        return max(
+            abs(mine[token] - other[token])
+            for mine, other in zip(ours, theirs, strict=True)
+            for token in mine.keys() & other.keys()
+        )
+
+    exact, ours = scores("off"), scores("on", dtype="bfloat16")
+    assert distance(ours, exact) < 0.1
+    assert distance(ours, exact) < distance(scores("off", dtype="bfloat16"), exact)
+
+
+def test_draws_are_those_of_torch(checkpoint):
+    folder = checkpoint("llama")
+    drawn = [
+        SamplingParams(temperature=0.9, top_k=20, seed=n, max_tokens=10, ignore_eos=True)
+        for n in range(len(PROMPTS))
+    ]
+    found = {}
+    for native in ("off", "on"):
+        with engine(folder, native) as llm:
+            found[native] = tokens(llm.generate(PROMPTS, drawn))
+    assert found["on"] == found["off"]
+
+
+def test_steps_that_want_more_run_through_torch_and_the_log_says_so_once(checkpoint, caplog):
+    folder = checkpoint("llama")
+    asked = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, prompt_logprobs=1)
+    with engine(folder, "off") as llm:
+        expected = tokens(llm.generate(PROMPTS, GREEDY))
+        vectors = [each.embedding for each in llm.embed(PROMPTS, PoolingParams())]
+    with caplog.at_level(logging.INFO), engine(folder, "on") as llm:
+        for _ in range(2):
+            results = llm.generate(PROMPTS, asked)
+            assert tokens(results) == [each[:4] for each in expected]
+        assert all(result.prompt_logprobs for result in results)
+        for mine, torchs in zip(llm.embed(PROMPTS, PoolingParams()), vectors, strict=True):
+            assert mine.embedding == pytest.approx(torchs, abs=1e-5)
+        assert tokens(llm.generate(PROMPTS, GREEDY)) == expected
+    said = [each.message for each in caplog.records if "through torch" in each.message]
+    assert len([each for each in said if "scores of prompts" in each]) == 1
+    assert len([each for each in said if "vectors" in each]) == 1
+
+
+def test_a_hook_on_a_module_is_not_passed_over(checkpoint, caplog):
+    def silence(worker):
+        mlp = worker.model_runner.get_model().layers[1].mlp
+        worker.handle = mlp.register_forward_hook(lambda module, given, out: out * 0)
+
+    with engine(checkpoint("llama"), "off") as llm:
+        whole = tokens(llm.generate(PROMPTS, GREEDY))
+        llm.reset_prefix_cache()
+        llm.collective_rpc(silence)
+        silenced = tokens(llm.generate(PROMPTS, GREEDY))
+    assert silenced != whole
+    with caplog.at_level(logging.INFO), engine(checkpoint("llama"), "on") as llm:
+        assert tokens(llm.generate(PROMPTS, GREEDY)) == whole
+        llm.reset_prefix_cache()
+        llm.collective_rpc(silence)
+        assert tokens(llm.generate(PROMPTS, GREEDY)) == silenced
+        llm.collective_rpc(lambda worker: worker.handle.remove())
+        llm.reset_prefix_cache()
+        assert tokens(llm.generate(PROMPTS, GREEDY)) == whole
+    assert "a module of the model has a hook" in caplog.text
+
+
+def test_changed_and_exchanged_weights_are_used(checkpoint):
+    def change(worker):
+        worker.model_runner.get_model().layers[0].mlp.down.weight.mul_(-1)
+
+    def exchange(worker):
+        down = worker.model_runner.get_model().layers[0].mlp.down
+        down.weight = torch.nn.Parameter(down.weight.clone() * 2, requires_grad=False)
+
+    found = {}
+    for native in ("off", "on"):
+        with engine(checkpoint("llama"), native, enable_prefix_caching=False) as llm:
+            found[native] = []
+            for do in (lambda worker: None, change, exchange):
+                llm.collective_rpc(do)
+                found[native].append(tokens(llm.generate(PROMPTS, GREEDY)))
+    assert found["on"] == found["off"]
+    assert found["on"][0] != found["on"][1] != found["on"][2]
+
+
+def spoil(model):
+    model.model.embed_tokens.weight[50] = torch.nan
+
+
+def test_a_number_that_is_none_fails_its_request_alone(checkpoint):
+    folder = checkpoint("heads", change=spoil)
+    good = [[3, 4, 5], [6, 7]]
+    with engine(folder, "off") as llm:
+        expected = tokens(llm.generate(good, GREEDY))
+    for params in (GREEDY, SCORED):
+        with engine(folder, "on") as llm:
+            with pytest.raises(NoNumbersError, match=r"no numbers for request 1 .97 are NaN"):
+                llm.generate([good[0], [4, 50, 5], good[1]], params)
+            assert tokens(llm.generate(good, GREEDY)) == expected
+
+
+def team_threads() -> int:
+    names = [path / "comm" for path in Path("/proc/self/task").iterdir()]
+    return sum(name.read_text() == "hardpoint-team\n" for name in names)
+
+
+def test_two_engines_live_side_by_side_and_leave_no_thread(checkpoint):
+    folder = checkpoint("llama")
+    with engine(folder, "off") as llm:
+        expected = tokens(llm.generate(PROMPTS, GREEDY))
+    found = {}
+
+    def ask(name, llm):
+        found[name] = [tokens(llm.generate(PROMPTS, GREEDY)) for _ in range(3)]
+
+    with engine(folder, "on", threads=THREADS) as first:
+        assert program_threads(first) == THREADS
+        assert team_threads() == THREADS - 1
+        with engine(folder, "on", threads=THREADS) as second:
+            assert team_threads() == 2 * (THREADS - 1)
+            asking = [
+                threading.Thread(target=ask, args=each)
+                for each in (("first", first), ("second", second))
+            ]
+            for each in asking:
+                each.start()
+            for each in asking:
+                each.join(60)
+        assert team_threads() == THREADS - 1
+    assert team_threads() == 0
+    assert found == {"first": [expected] * 3, "second": [expected] * 3}
+
+
+def test_a_model_that_is_not_lowered_runs_through_torch_or_is_refused(checkpoint, caplog, tmp_path):
+    import transformers
+    from tokenizers import Tokenizer, models
+
+    torch.manual_seed(0)
+    config = transformers.Gemma2Config(
+        vocab_size=97, hidden_size=48, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=12, max_position_embeddings=128,
+    )  # fmt: skip
+    transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    words = {f"w{number}": number for number in range(97)}
+    Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(tmp_path / "tokenizer.json"))
+    with caplog.at_level(logging.INFO), engine(tmp_path, "auto") as llm:
+        assert program_threads(llm) is None
+        llm.generate(PROMPTS[:1], GREEDY)
+    said = [each for each in caplog.messages if "through torch instead" in each]
+    assert said == [
+        "through torch instead of a native program: activation gelu_tanh is not lowered yet"
+    ]
+    with pytest.raises(HardpointError, match=r"native = 'on'.*gelu_tanh"), engine(tmp_path, "on"):
+        pass
