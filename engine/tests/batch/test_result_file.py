@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 from hardpoint.errors import InvalidRequestError
@@ -54,6 +55,29 @@ def test_a_run_that_is_cut_at_any_byte_is_gone_on_with(tmp_path):
                 if not results.has(line(number)):
                     results.write(line(number), {"outputs": [number]})
         assert sorted(numbers(path)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("known", [0, 2])
+@pytest.mark.parametrize("content", [b"x", b"\0" * 1000 + b"x"], ids=["text", "zeros and text"])
+def test_of_something_else_only_the_beginning_is_in_memory(tmp_path, known, content):
+    """However long its only line is."""
+    path = tmp_path / "out.jsonl"
+    with opened(path) as results:
+        for number in range(1, known + 1):
+            results.write(line(number), {"outputs": []})
+    with path.open("ab") as file:
+        file.write(content)
+        file.truncate(1 << 30)
+    size = path.stat().st_size
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequestError, match=f"something else in its line {known + 1}"):
+            opened(path)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 16 << 20
+    assert path.stat().st_size == size
 
 
 def test_a_last_line_of_zeros_is_cut_off(tmp_path):

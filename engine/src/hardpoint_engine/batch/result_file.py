@@ -7,6 +7,7 @@ whole is cut off by the next run, and nothing else ever is. One run at a time ma
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -100,10 +101,13 @@ class ResultFile:
         """Note what is there, and cut off a line that is not whole."""
         whole = 0
         with open(self._file.fileno(), "rb", closefd=False) as file:
-            for number, text in enumerate(file, 1):
+            for number in itertools.count(1):
+                text, begun = _next_line(file)
+                if not text:
+                    break
                 entry = _entry(text) if text.endswith(b"\n") else None
                 if entry is None:
-                    if _is_last(file) and (whole or _is_torn(text)):
+                    if begun and _is_last(file) and (whole or _is_torn(text)):
                         break
                     raise self._refused(
                         f"holds something else in its line {number}; name another file"
@@ -159,6 +163,8 @@ _BEGINNING = b'{"line": '
 """Of every line that a run writes."""
 _NUMBERED = re.compile(rb'\{"line": [1-9][0-9]{0,9}(?:|,.*)', re.DOTALL)
 _SECOND_KEY = b', "digest": "'
+HEAD = 64
+"""Bytes of a line by which it is known."""
 
 
 def _is_torn(text: bytes) -> bool:
@@ -177,6 +183,21 @@ def _is_torn(text: bytes) -> bool:
     _, comma, second = text.partition(b",")
     second = comma + second[: len(_SECOND_KEY) - 1]
     return _SECOND_KEY.startswith(second)
+
+
+def _next_line(file: BinaryIO) -> tuple[bytes, bool]:
+    """Return the next line, and whether a run may have begun it. Of one that none has, which may be
+    of any length, only the beginning is read, and so of zeros.
+    """
+    text = file.readline(HEAD)
+    if len(text) < HEAD or text.endswith(b"\n"):
+        return text, True
+    if _NUMBERED.fullmatch(text) is not None:
+        return text + file.readline(), True
+    rest = text
+    while rest and not rest.strip(b"\0\n"):
+        rest = file.read(1 << 20)
+    return text, not rest
 
 
 def _is_last(file: BinaryIO) -> bool:
