@@ -29,6 +29,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "keys": tables.keys,
     "capabilities": tables.capabilities,
     "stages": tables.stages,
+    "numbers": tables.numbers,
     "suites": suites.sections,
     "hooks": hooks.summary,
     "hook_sections": hooks.sections,

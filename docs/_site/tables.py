@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 
+import hardpoint
+import hardpoint_engine
+import hardpoint_runtime
 from hardpoint.capabilities import SINCE, Capability
 from hardpoint.config.keys import KEYS, Key
 from hardpoint.rpc.lifecycle import CAPABILITIES, NEEDS, STEPS, Stage
@@ -53,6 +57,18 @@ def _default(key: Key) -> str:
     if key.default is None or key.default in ((), {}):
         return "unset"
     return f"`{str(key.default).lower()}`"
+
+
+def numbers() -> str:
+    """Return the contract numbers, as they are in this version."""
+    rows = [
+        ("`hardpoint.API`", hardpoint.API, "hooks, records, messages, the contract classes"),
+        ("`hardpoint_runtime.API`", hardpoint_runtime.API, "the torch toolkit"),
+        ("`hardpoint_engine.API`", hardpoint_engine.API, "`LLM`, `AdmissionPolicy`"),
+    ]
+    told = [(name, "{}.{}".format(*number), about) for name, number, about in rows]
+    told.append(("`hardpoint-conformance`", version("hardpoint-conformance"), "what is tested"))
+    return table(("number", "now", "of"), told)
 
 
 def capabilities() -> str:
