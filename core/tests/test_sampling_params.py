@@ -189,3 +189,29 @@ def test_stop_strings_are_bounded_in_number_and_length():
         error = refusal({"stop": stop})
         assert error.field == "stop"
         assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    ("params", "num_output", "ends"),
+    [
+        ({"min_tokens": 2}, 0, {5}), ({"min_tokens": 2}, 1, {5}), ({"min_tokens": 2}, 2, set()),
+        ({"min_tokens": 2, "stop_token_ids": [7]}, 0, {5, 7}),
+        ({"min_tokens": 2, "stop_token_ids": [7], "ignore_eos": True}, 0, {7}),
+        ({"min_tokens": 2, "allowed_token_ids": [5]}, 0, set()),
+        ({"min_tokens": 2, "allowed_token_ids": [5, 6]}, 0, {5}),
+    ],
+)  # fmt: skip
+def test_no_end_before_the_least_length(params, num_output, ends):
+    assert SamplingParams(**params).early_ends(num_output, (5,)) == ends
+
+
+@pytest.mark.parametrize(
+    ("allowed", "form", "ends"),
+    [
+        (None, [5], set()), (None, [5, 7], set()), (None, [5, 6], {5, 7}), ([5, 8], [7, 8], {5, 7}),
+        ([5, 8], [5, 9], set()), ([8], [9], set()),
+    ],
+)  # fmt: skip
+def test_ends_stay_where_nothing_else_is_left(allowed, form, ends):
+    wish = SamplingParams(min_tokens=2, stop_token_ids=[7], allowed_token_ids=allowed)
+    assert wish.early_ends(0, (5,), form) == ends

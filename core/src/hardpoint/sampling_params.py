@@ -305,6 +305,29 @@ class SamplingParams:
         """The temperature to divide by; positive ones below 0.01 count as 0.01."""
         return max(self.temperature, MIN_TEMPERATURE)
 
+    def early_ends(
+        self,
+        num_output: int,
+        eos_token_ids: Iterable[int],
+        form: Iterable[int] | None = None,
+    ) -> frozenset[int]:
+        """Return the ids that may not come after ``num_output`` ones, because they would end the
+        answer before ``min_tokens``: stop ids, and the end of sequence unless it is ignored.
+
+        Where they are all that ``allowed_token_ids`` and the ``form`` of a structured answer (the
+        ids that it allows next) leave, they stay allowed.
+        """
+        if num_output >= self.min_tokens:
+            return frozenset()
+        ends = frozenset(self.stop_token_ids)
+        if not self.ignore_eos:
+            ends |= frozenset(eos_token_ids)
+        allowed = self.allowed_token_ids
+        if allowed is not None and form is not None:
+            form = set(form).intersection(allowed)
+        left = allowed if form is None else form
+        return frozenset() if left is not None and ends.issuperset(left) else ends
+
     def with_seed(self, seed: int) -> SamplingParams:
         """The same parameters with this seed (the driver gives every request one)."""
         return evolve(self, seed=seed)

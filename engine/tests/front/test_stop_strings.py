@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_engine.completion import Completion
@@ -74,34 +72,29 @@ def test_of_several_the_first_to_end_counts_then_the_longest():
     assert StopStrings(["c", "abc"]).add("abc").stop == "abc"
 
 
-def lines(stops: list[str], text: str) -> int:
-    """Return the lines of our own code that an answer of ``text`` runs, a character a token."""
-    answer = Completion(0, SamplingParams(stop=stops, max_tokens=len(text)), ByteTokenizer())
-    count = 0
+@pytest.fixture
+def lines(lines_run):
+    """Count the lines of our own code that an answer of ``text`` runs, a character a token."""
 
-    def trace(frame, event, arg):
-        nonlocal count
-        if "stop_strings" not in frame.f_code.co_filename:
-            return None
-        count += event == "line"
-        return trace
+    def of(stops: list[str], text: str) -> int:
+        answer = Completion(0, SamplingParams(stop=stops, max_tokens=len(text)), ByteTokenizer())
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        for token in text.encode():
-            answer.add(EngineOutput(req_id="r", new_tokens=(token,)))
-    finally:
-        sys.settrace(before)
-    assert answer.snapshot().finish_reason is None
-    return count
+        def work():
+            for token in text.encode():
+                answer.add(EngineOutput(req_id="r", new_tokens=(token,)))
+
+        count = lines_run(work, within="text/stop_strings")
+        assert answer.snapshot().finish_reason is None
+        return count
+
+    return of
 
 
 @pytest.mark.parametrize(
     ("stop", "text"),
     [("xaaa" * 1024, "a"), ("a" * 2000 + "b", "a"), (("a" * 30 + "b") * 100, "a" * 29 + "c")],
 )
-def test_a_token_costs_the_same_however_long_text_and_stops_are(stop, text):
+def test_a_token_costs_the_same_however_long_text_and_stops_are(lines, stop, text):
     def of(length):
         return lines([stop], (text * length)[:length])
 

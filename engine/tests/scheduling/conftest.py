@@ -4,7 +4,6 @@ a function of what it reads back from the cache through the request's blocks.
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections import Counter, deque
 from types import SimpleNamespace
@@ -326,28 +325,8 @@ class Driver:
         assert pool.num_free == pool.num_usable
 
 
-def lines_run(work):
-    """Return how many lines of our own code ``work()`` runs."""
-    count = 0
-
-    def trace(frame, event, arg):
-        nonlocal count
-        if "hardpoint" not in frame.f_code.co_filename:
-            return None
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count
-
-
 @pytest.fixture(scope="session")
-def fakes():
+def fakes(lines_run):
     return SimpleNamespace(
         VOCAB=VOCAB,
         Clock=Clock,

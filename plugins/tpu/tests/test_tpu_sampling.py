@@ -9,7 +9,7 @@ from hardpoint.messages import GrammarOutput, NewRequestData, SchedulerOutput
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_tpu import draws
 from hardpoint_tpu.requests import Requests
-from hardpoint_tpu.sampling import build_sampling, early_ends, ending_words, grammar_masks
+from hardpoint_tpu.sampling import build_sampling, ending_words, grammar_masks
 
 V = 40
 
@@ -96,20 +96,6 @@ def test_words_longer_than_the_output_match_nothing():
     assert ending_words([(1, 2, 3)], [2]) == set()
     assert ending_words([(1, 2, 3)], [1, 2]) == {3}
     assert ending_words([(5,)], []) == {5}
-
-
-@pytest.mark.parametrize(
-    ("params", "num_output", "ends"),
-    [
-        ({"min_tokens": 2}, 0, {5}), ({"min_tokens": 2}, 1, {5}), ({"min_tokens": 2}, 2, set()),
-        ({"min_tokens": 2, "stop_token_ids": [7]}, 0, {5, 7}),
-        ({"min_tokens": 2, "stop_token_ids": [7], "ignore_eos": True}, 0, {7}),
-        ({"min_tokens": 2, "allowed_token_ids": [5]}, 0, set()),
-        ({"min_tokens": 2, "allowed_token_ids": [5, 6]}, 0, {5}),
-    ],
-)  # fmt: skip
-def test_no_end_before_the_least_length(params, num_output, ends):
-    assert early_ends(SamplingParams(**params), num_output, (5,)) == ends
 
 
 def test_the_least_length_is_forbidden_ends(make):

@@ -25,6 +25,22 @@ from hardpoint_runtime.model_runner import TorchModelRunner
 torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    """A Llama of transformers, spread enough that it does not repeat itself."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+        initializer_range=0.3, tie_word_embeddings=True,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("llama")
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
 class HostPlatform(Platform):
     name: ClassVar[str] = "host"
     worker_class: ClassVar[str] = "hardpoint_runtime.worker:TorchWorker"

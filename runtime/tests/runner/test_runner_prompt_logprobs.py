@@ -16,26 +16,6 @@ COUNTS = {"long": 3, "short": 0, "one": 2, "silent": None}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-    )
-    path = tmp_path_factory.mktemp("llama")
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def reference(folder):
     """Prompt name -> log-probabilities [prompt length - 1, V] of what follows each token."""
     from transformers import LlamaForCausalLM

@@ -13,27 +13,6 @@ REPETITION = 1.3
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-    )
-    path = tmp_path_factory.mktemp("llama")
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def reference(folder):
     """Greedy ids after PROMPT under a repetition penalty, and the raw scores they came from."""
     from transformers import LlamaForCausalLM

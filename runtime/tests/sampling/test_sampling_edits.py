@@ -6,7 +6,6 @@ import torch
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_runtime.device import HostDeviceOps
 from hardpoint_runtime.sampling.batch import build_sampling_batch
-from hardpoint_runtime.sampling.edits import early_ends
 from hardpoint_runtime.sampling.kept import WordEnds
 from hardpoint_runtime.sampling.sampler import Sampler
 
@@ -92,10 +91,10 @@ def test_an_answer_does_not_end_before_its_least_length(make_requests):
 
 def test_a_request_that_may_only_end_may_end():
     wish = SamplingParams(**GREEDY, min_tokens=2, allowed_token_ids=(5,))
-    assert not early_ends(wish, 0, (5,))
-    assert not early_ends(wish, 0, ())
+    assert not wish.early_ends(0, (5,))
+    assert not wish.early_ends(0, ())
     other = SamplingParams(**GREEDY, min_tokens=2, allowed_token_ids=(4, 5))
-    assert early_ends(other, 0, (5,)) == {5}
+    assert other.early_ends(0, (5,)) == {5}
 
 
 def test_a_bad_word_is_barred_where_the_answer_ends_with_its_beginning(make_requests):

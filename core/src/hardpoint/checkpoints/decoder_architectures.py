@@ -158,7 +158,11 @@ def phi3(description: ModelDescription) -> DecoderConfig:
 
 def gemma(description: ModelDescription) -> DecoderConfig:
     """Gemma: scaled embeddings, norms that multiply by one more than their weight."""
-    fields = fields_of(description)
+    return _gemma(description, fields_of(description))
+
+
+def _gemma(description: ModelDescription, fields: Fields, **more: Any) -> DecoderConfig:
+    """Return what all Gemmas have, with ``more``."""
     bias = fields.flag("attention_bias", False)
     return decoder(
         description,
@@ -169,6 +173,7 @@ def gemma(description: ModelDescription) -> DecoderConfig:
         qkv_bias=bias,
         out_bias=bias,
         embedding_scale=description.hidden_size**0.5,
+        **more,
     )
 
 
@@ -182,19 +187,12 @@ def gemma2(description: ModelDescription, **more: Any) -> DecoderConfig:
         "logit_cap": cap(fields, "final_logit_softcapping", 30.0),
         **more,
     }
-    bias = fields.flag("attention_bias", False)
     if fields.flag("use_bidirectional_attention", False):
         raise unsupported(fields, "use_bidirectional_attention", True)
-    return decoder(
+    return _gemma(
         description,
         fields,
-        activation=fields.text("hidden_activation") or "gelu_pytorch_tanh",
-        tied=True,
-        norm_offset=1.0,
         norms_around=True,
-        qkv_bias=bias,
-        out_bias=bias,
-        embedding_scale=description.hidden_size**0.5,
         query_scale=fields.real("query_pre_attn_scalar", 256) ** -0.5,
         **changes,
     )

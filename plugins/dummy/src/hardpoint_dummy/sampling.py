@@ -34,6 +34,13 @@ class Context:
         """The position that the chosen token will have."""
         return len(self.prompt) + len(self.output)
 
+    def form(self, vocabulary: int) -> frozenset[int] | None:
+        """Return the ids that the mask allows; None without one."""
+        mask = self.mask
+        if mask is None:
+            return None
+        return frozenset(each for each in range(vocabulary) if mask[each // 8] >> (each % 8) & 1)
+
 
 def choose(model: FakeModel, state: int, params: SamplingParams, context: Context) -> int:
     """Return the next token; 0 where the parameters leave none to choose from."""
@@ -111,14 +118,13 @@ def _edited(model: FakeModel, state: int, params: SamplingParams, context: Conte
             logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
         if counts[token]:
             logits[token] -= counts[token] * params.frequency_penalty + params.presence_penalty
-    if len(context.output) < params.min_tokens:
-        for token in (*context.end_ids, *params.stop_token_ids):
-            logits[token] = _OUT
+    form = context.form(len(logits))
+    for token in params.early_ends(len(context.output), context.end_ids, form):
+        logits[token] = _OUT
     if params.allowed_token_ids is not None:
         _keep(logits, set(params.allowed_token_ids).__contains__)
-    if context.mask is not None:
-        mask = context.mask
-        _keep(logits, lambda token: bool(mask[token // 8] >> (token % 8) & 1))
+    if form is not None:
+        _keep(logits, form.__contains__)
     return logits
 
 

@@ -110,21 +110,6 @@ def grammar_masks(grammar: GrammarOutput | None, vocabulary: int) -> dict[str, F
     return masks
 
 
-def early_ends(
-    sampling: SamplingParams, num_output: int, eos_token_ids: Sequence[int]
-) -> frozenset[int]:
-    """Return the ids that would end the answer before ``min_tokens``: stop ids, and the end of
-    sequence unless it is ignored. Where they are all that is allowed, they stay allowed.
-    """
-    if num_output >= sampling.min_tokens:
-        return frozenset()
-    ends = frozenset(sampling.stop_token_ids)
-    if not sampling.ignore_eos:
-        ends |= frozenset(eos_token_ids)
-    allowed = sampling.allowed_token_ids
-    return frozenset() if allowed is not None and ends.issuperset(allowed) else ends
-
-
 def ending_words(words: Sequence[Sequence[int]], output: Sequence[int]) -> set[int]:
     """Return the last ids of the bad ``words`` whose other ids are the end of ``output``."""
     return {
@@ -158,7 +143,9 @@ def _forbidden(
             flags |= others
         output = requests.known(state.req_id)[requests.num_prompt(state.req_id) :].tolist()
         banned = ending_words(sampling.bad_word_ids, output)
-        banned |= early_ends(sampling, len(output), eos_token_ids)
+        early = len(output) < sampling.min_tokens
+        form = np.flatnonzero(mask).tolist() if early and mask is not None else None
+        banned |= sampling.early_ends(len(output), eos_token_ids, form)
         flags[[token for token in banned if token < vocabulary]] = True
         if flags.any():
             rows[row] = flags

@@ -20,7 +20,6 @@ from hardpoint_runtime.sampling.draws import keys
 from hardpoint_runtime.sampling.edits import (
     Penalties,
     Places,
-    early_ends,
     gather_penalties,
 )
 from hardpoint_runtime.sampling.logprobs import LogprobAsk, ask
@@ -152,14 +151,11 @@ def _banned(
     eos_token_ids: Sequence[int],
     mask: Array | None,
 ) -> Iterable[int]:
-    """Return the ids that a request must not have next: ends, unless they are all that its grammar
-    allows, and ends of bad words.
-    """
+    """Return the ids that a request must not have next: early ends, and ends of bad words."""
     sampling = state.sampling
     output = requests.tokens(state.req_id)[requests.columns["num_prompt"][state.slot] :]
-    banned = early_ends(sampling, len(output), eos_token_ids)
-    if banned and mask is not None and banned.issuperset(np.flatnonzero(mask).tolist()):
-        banned = frozenset()
+    form = None if mask is None else np.flatnonzero(mask).tolist()
+    banned = sampling.early_ends(len(output), eos_token_ids, form)
     if sampling.bad_word_ids:
         banned |= state.kept.words(sampling).ends(output)
     return banned

@@ -17,8 +17,6 @@ from torch import Tensor
 from hardpoint_runtime.batch.columns import Array
 
 if TYPE_CHECKING:
-    from hardpoint.sampling_params import SamplingParams
-
     from hardpoint_runtime.sampling.kept import TokenCounts
 
 BIAS_BOUND = 100.0
@@ -116,18 +114,3 @@ def penalise(logits: Tensor, penalties: Penalties, to_device: ToDevice) -> None:
     values = torch.where(values > 0, values / repetition, values * repetition)
     values = values - frequency * counts - presence * (counts > 0).to(torch.float32)
     logits.view(-1).index_copy_(0, flat, values)
-
-
-def early_ends(
-    sampling: SamplingParams, num_output: int, eos_token_ids: Sequence[int]
-) -> frozenset[int]:
-    """Return the ids that would end the answer before ``min_tokens``: stop ids, and the end of
-    sequence unless it is ignored. Where they are all that is allowed, they stay allowed.
-    """
-    if num_output >= sampling.min_tokens:
-        return frozenset()
-    ends = frozenset(sampling.stop_token_ids)
-    if not sampling.ignore_eos:
-        ends |= frozenset(eos_token_ids)
-    allowed = sampling.allowed_token_ids
-    return frozenset() if allowed is not None and ends.issuperset(allowed) else ends
