@@ -6,7 +6,7 @@ from enum import Enum
 
 from attrs import frozen
 from hardpoint.capabilities import NEVER, NOT_YET, SINCE, YES, Capability, Support
-from hardpoint.errors import RemoteError, UnsupportedError
+from hardpoint.errors import ConfigError, RemoteError, UnsupportedError
 from hardpoint.platform import Platform
 
 
@@ -81,6 +81,12 @@ def judged(
         f"the platform declares {name} as NEVER, so asking for it must raise UnsupportedError; "
         f"{seen} (hardpoint.capabilities.Support)"
     )
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether ``error`` says that something was refused before it was begun."""
+    cause = error.__cause__ if isinstance(error, RemoteError) else error
+    return isinstance(cause, ConfigError | UnsupportedError)
 
 
 def is_unsupported(error: BaseException | None) -> bool:

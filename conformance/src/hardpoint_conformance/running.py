@@ -14,7 +14,7 @@ from typing import NoReturn
 import pytest
 
 from hardpoint_conformance.certificate import write_certificates
-from hardpoint_conformance.outcomes import Outcome, Result, judged
+from hardpoint_conformance.outcomes import Outcome, Result, is_refusal, judged
 from hardpoint_conformance.run import Run
 from hardpoint_conformance.suite import Suite, capability_of, suite_of
 from hardpoint_conformance.tampering import foreign_hooks
@@ -33,7 +33,7 @@ def run_test(item: pytest.Function) -> None:
     if suite.subject.executor is None:
         suite.subject.executor = item.config.getoption("--hardpoint-executor")
     result, error = _outcome(item, suite)
-    if result.outcome in (Outcome.FAILED, Outcome.NOT_YET):
+    if result.outcome is Outcome.FAILED or (error is not None and not is_refusal(error)):
         suite.subject.close()  # whatever it left is not to be met by the next test
     run_of(item.config).add(suite, result)
     if result.outcome not in (Outcome.PASSED, Outcome.NEVER):

@@ -9,6 +9,7 @@ from typing import Any
 from attrs import evolve
 from hardpoint.adapters import LoRARequest, PromptAdapterRequest
 from hardpoint.capabilities import Capability
+from hardpoint.errors import ConfigError, RemoteError
 from hardpoint.messages import ModelRunnerOutput, NewRequestData
 from hardpoint.worker import Worker
 
@@ -205,7 +206,15 @@ class FeatureTests(ModelRunnerPart):
             not_applicable("no executor for several workers is installed")
             return
         self.subject.release()
-        bench = Bench(self.subject, self.subject.started(prepared))
+        try:
+            executor = self.subject.started(prepared)
+        except (ConfigError, RemoteError) as error:
+            cause = error.__cause__ if isinstance(error, RemoteError) else error
+            if not isinstance(cause, ConfigError) or next(iter(sizes)) not in str(cause):
+                raise
+            not_applicable(f"not with this executor, or on this machine: {cause}")
+            return
+        bench = Bench(self.subject, executor)
         requests = [bench.steps.add(prompt) for prompt in bench.prompts(bench.most_seqs, seed=6)]
         bench.steps.run(6)
         for request in requests:
