@@ -96,8 +96,11 @@ def _default_of(attribute: Attribute[Any]) -> str:
     if attribute.default is NOTHING:
         return ""
     if isinstance(attribute.default, Factory):
-        made = getattr(attribute.default.factory, "__name__", "")
-        return {"dict": " = {}", "list": " = []"}.get(made, " = ...")
+        made = attribute.default.factory
+        shown = {dict: "{}", list: "[]"}.get(made, "...")
+        return (
+            f" = {made.__name__}()" if isinstance(made, type) and shown == "..." else f" = {shown}"
+        )
     return f" = {attribute.default!r}"
 
 

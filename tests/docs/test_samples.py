@@ -143,7 +143,11 @@ def test_the_platform_generates_what_the_host_does(sample):
     example = ROOT / "examples" / "out_of_tree" / "hardpoint-acme" / "src" / "hardpoint_acme"
     shutil.copy(example / "torch_backend.py", acme.folder / "simulated_device.py")
     (acme.folder / "torch_acme.py").write_text(TORCH_ACME)
-    assert "one unit" in acme.run("doctor", "acme").stdout
+    report = acme.run("doctor", "acme").stdout
+    assert "one unit" in report
+    assert "plugins.acme.unit" in report
+    wrong = acme.run("doctor", "--set", "plugins.acme.unit=-1", "--platform", "acme", code=2)
+    assert "plugins.acme.unit = -1" in wrong.stderr + wrong.stdout
     arguments = ("--load-format", "dummy", "--raw", "--json", "--max-tokens", "6")
     arguments += ("--num-kv-blocks", "64", "one")
     chosen = json.loads(acme.run("generate", *arguments).stdout)
