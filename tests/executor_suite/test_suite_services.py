@@ -17,6 +17,7 @@ from hardpoint.checkpoints.sharded_state import read_manifest
 from hardpoint.errors import ConfigError, InvalidRequestError, RemoteError, UnsupportedError
 from hardpoint.executor import Executor
 from hardpoint.messages import StepTicket
+from hardpoint.records import WarmUpReport
 from hardpoint.sleep import SleepStateError
 from hardpoint.worker_calls import DivergedError
 
@@ -137,6 +138,12 @@ def test_each_rank_gets_its_own_plan(launcher, world_size):
             "compile_or_warm_up_model",
         ]
     assert group.warm_up_report is not None
+
+
+def test_the_slowest_rank_s_warm_up_is_kept(group, world_size):
+    reports = [WarmUpReport(language_s=0.5 + rank, encoder_s=0.25) for rank in range(world_size)]
+    group.collective_rpc = lambda method: reports[::-1]
+    assert group.compile_or_warm_up_model() == reports[-1] == group.warm_up_report
 
 
 def test_plans_that_cannot_be_right_are_refused(launcher, world_size):

@@ -88,6 +88,29 @@ def test_an_operation_that_cannot_serve_is_passed_over_and_says_so(caplog):
     assert "head size 64 is not 128" in caplog.text
 
 
+def test_the_reason_against_every_offer_is_reported(caplog):
+    """By what is asked of them: sizes, types, windows."""
+    needs = {**DESCRIPTION, "dtype": "float32", "block_size": 16, "window": True}
+    against = {
+        "head_size": lambda d: f"head size {d['head_size']} is not 128",
+        "dtype": lambda d: f"{d['dtype']} is not supported",
+        "block_size": lambda d: f"blocks of {d['block_size']} tokens, not 64",
+        "window": lambda d: "no windows" if d["window"] else None,
+    }
+    offers = [
+        evolve(DOUBLED, reference=f"{__name__}:{name}", supports=supports)
+        for name, supports in against.items()
+    ]
+    elsewhere = evolve(DOUBLED, platform="other")
+    with caplog.at_level(logging.INFO, "hardpoint.operations"):
+        found = resolve(Plugins(*offers, elsewhere), "acme", needs)
+    (choice,) = [each for each in found.choices if each.name == "rms_norm"]
+    assert choice.reference == "built-in"
+    expected = [f"{__name__}:{name}: {supports(needs)}" for name, supports in against.items()]
+    assert list(choice.passed_over)[:4] == expected
+    assert all(reason in caplog.text for reason in expected)
+
+
 def test_an_operation_that_no_model_calls_is_an_error():
     with pytest.raises(PluginError, match=r"'rms_nrom'.*rms_norm"):
         resolve(Plugins(evolve(DOUBLED, name="rms_nrom")), "acme", DESCRIPTION)
