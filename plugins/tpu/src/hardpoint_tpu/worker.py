@@ -76,7 +76,14 @@ class TpuWorker(Worker):
         return self.limit - runner.get_model().num_bytes - work
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate the KV cache."""
+        """Allocate the KV cache. Raises MemoryBudgetError for one that does not fit."""
+        wanted = sum(tensor.num_bytes for tensor in kv_cache_config.tensors)
+        held = self.get_model_runner().get_model().num_bytes
+        if held + wanted > self.limit:
+            raise MemoryBudgetError(
+                f"a KV cache of {wanted} bytes does not fit: the devices may hold {self.limit}, "
+                f"and the weights take {held}"
+            )
         self.get_model_runner().initialize_kv_cache(kv_cache_config)
 
     def compile_or_warm_up_model(self) -> WarmUpReport:
