@@ -94,6 +94,13 @@ def test_the_name_that_is_printed_is_the_name_that_is_accepted(shell, site):
     assert "Did you mean 'acme'? Plugins are named as `hardpoint plugins` prints" in done.stderr
 
 
+def test_what_a_distribution_calls_itself_stands_for_its_plugin(shell, site):
+    site.platform("acme", distribution="vendor-unitproc")
+    for typed in ("unitproc", "unitprocess"):
+        done = shell("doctor", HARDPOINT_DISABLE=typed)
+        assert "Did you mean 'acme'" in done.stderr
+
+
 def test_plugins_without_loading_imports_none(shell, site):
     site.platform("acme", source="raise SystemExit(9)")
     done = shell("plugins", "--no-load", "--json")

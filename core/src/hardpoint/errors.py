@@ -290,16 +290,17 @@ class StartTimeoutError(ExecutorFailedError, TimeoutError):
     rank that is not ready stands.
 
     What to do: look at the stage of each rank; where it is only slow, raise the executor's
-    ``start_timeout``.
+    ``start_timeout``. ``key`` is that configuration key, which the message names.
     """
 
-    def __init__(self, *, seconds: float, stages: Mapping[int, str]) -> None:
+    def __init__(self, *, seconds: float, stages: Mapping[int, str], key: str = "") -> None:
         self.seconds = seconds
         self.stages = dict(stages)
+        self.key = key
         told = ", ".join(f"rank {rank}: {stage}" for rank, stage in self.stages.items())
         super().__init__(
             f"the start of the workers made no progress for {seconds:.1f} s ({told}); where it is "
-            "only slow, allow it more time"
+            f"only slow, {f'raise {key}' if key else 'allow it more time'}"
         )
 
 

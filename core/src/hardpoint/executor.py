@@ -25,6 +25,7 @@ from hardpoint.rpc.calls import Call, CallTable, Gather
 from hardpoint.rpc.channel import ChannelClosedError
 from hardpoint.rpc.deadlines import Deadlines
 from hardpoint.rpc.encoding import codec_of
+from hardpoint.rpc.this_process import THIS
 from hardpoint.worker_calls import WorkerCalls
 
 if TYPE_CHECKING:
@@ -84,6 +85,10 @@ class Executor(WorkerCalls):
         self._deadlines = Deadlines(self.calls.expire)
         self.receiver: Receiver | None = None
         """Set by a backend whose callers take replies from a channel themselves."""
+        self.rouse: Callable[[], None] | None = None
+        """Set by a backend whose workers may sleep: called when a call is about to be made, so that
+        they wake up meanwhile.
+        """
         self.prepared: Prepared | None = None
         """What :meth:`prepare` returned, for :meth:`start_workers` to use."""
         self.load_reports: tuple[LoadReport, ...] = ()
@@ -181,8 +186,10 @@ class Executor(WorkerCalls):
                 raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
             if timeout > threading.TIMEOUT_MAX:
                 timeout = None  # longer than any wait can be: for ever
-        if self._closed or self._failure is not None or os.getpid() != self._pid:
+        if self._closed or self._failure is not None or THIS.pid != self._pid:
             self._require_alive()
+        if (rouse := self.rouse) is not None:
+            rouse()
         if not non_block and self.called_from_worker():
             raise LifecycleError(
                 "a blocking call from the worker's own thread would wait for itself for ever; use "

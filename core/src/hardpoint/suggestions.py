@@ -30,22 +30,32 @@ error at a package index would be installed by it.
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return a question with the close matches, or nothing."""
-    matches = close(name, names)
+    return _question(close(name, names))
+
+
+def _question(matches: Sequence[str]) -> str:
     return f"Did you mean {' or '.join(map(repr, matches))}?" if matches else ""
 
 
 def meant(name: str, plugins: Sequence[Plugin]) -> str:
     """Return what ``name`` may stand for among ``plugins``, or nothing.
 
-    Knows the names that are not configuration names too: a distribution's and a module's.
+    Knows the names that are not configuration names too: a distribution's and a module's, and what
+    a distribution calls itself after its family: ``multiproc`` of ``hardpoint-multiproc``.
     """
+    plugins = [plugin for plugin in plugins if plugin.kind != "command"]
+    tails: dict[str, str] = {}
     for plugin in plugins:
+        tail = plugin.distribution.replace("-", "_").partition("_")[2]
+        tails.setdefault(tail, plugin.name)
         module = plugin.entry_point.partition(":")[0]
         others = {plugin.distribution, plugin.distribution.replace("-", "_"), module}
-        others.add(module.partition(".")[0])
-        if name in others and plugin.kind != "command":
+        others |= {module.partition(".")[0], tail}
+        if name in others:
             return f"Did you mean {plugin.name!r}? Plugins are named as `hardpoint plugins` prints."
-    return did_you_mean(name, {plugin.name for plugin in plugins if plugin.kind != "command"})
+    near = close(name, {plugin.name for plugin in plugins})
+    near = near or list(dict.fromkeys(tails[tail] for tail in close(name, tails)))
+    return _question(near)
 
 
 def how_to_install(name: str) -> str:

@@ -10,7 +10,7 @@ from attrs import define, frozen
 from hardpoint.errors import EncodingError
 from hardpoint.messages import ModelRunnerOutput, SchedulerOutput, StepTicket
 from hardpoint.rpc import codec
-from hardpoint.rpc.calls import Call
+from hardpoint.rpc.calls import Call, PackedCall
 from hardpoint.rpc.encoding import PickleCodec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +24,37 @@ plain = st.recursive(
     | st.frozensets(st.integers()),
     max_leaves=12,
 )  # fmt: skip
+
+
+flat = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.complex_numbers(
+        allow_nan=False
+    ) | st.text(st.characters()) | st.binary()
+)  # fmt: skip
+
+
+@given(st.lists(flat))
+def test_plain_values_and_arguments_arrive_as_they_are_by_the_shortest_way(values):
+    local = PickleCodec()
+    data = local.plain_arguments(tuple(values))
+    call = PackedCall(call_id=1, generation=0, name="method", body=data)
+    method, args, kwargs = call.unpack()
+    assert (method, args, kwargs) == ("method", tuple(values), {})
+    assert list(map(type, args)) == list(map(type, values))
+    for value in values:
+        back = codec.unpack(local.plain(value), "v")
+        assert (type(back), back) == (type(value), value)
+        assert str(back) == str(value)  # zeros have signs
+
+
+def test_only_plain_values_go_the_shortest_way():
+    class Number(int):
+        pass
+
+    local = PickleCodec()
+    for value in (Number(1), [1], {}, (1,), {1}, bytearray(b"x"), codec):
+        assert local.plain(value) is None
+        assert local.plain_arguments((1, value)) is None
 
 
 @given(plain)
@@ -157,7 +188,7 @@ def test_large_bytes_of_a_call_and_of_a_result_travel_uncopied():
     large, small = bytes(codec.LARGE_BYTES), bytes(codec.LARGE_BYTES - 1)
     call = Call(1, 0, "method", (large, 5, small), {"named": large})
     local = PickleCodec()
-    assert local.plain_call(call) is None
+    assert local.plain_arguments(call.args) is None
     assert local.plain(large) is None
     data, buffers = local.encode_call(call)
     assert [buffer.obj is large for buffer in buffers] == [True, True]
@@ -169,4 +200,4 @@ def test_large_bytes_of_a_call_and_of_a_result_travel_uncopied():
     answer = local.encode(large, "result")
     assert [buffer.obj is large for buffer in answer.buffers] == [True]
     assert codec.unpack(answer, "x") == large
-    assert local.plain_call(Call(1, 0, "method", (small,))) is not None
+    assert local.plain_arguments((small,)) is not None

@@ -110,7 +110,7 @@ def process(monkeypatch):
 
 
 def value(reply):
-    return codec.unpack(reply.value, "value", "test")
+    return reply.value if reply.of else codec.unpack(reply.value, "value", "test")
 
 
 def test_a_worker_is_built_serves_and_ends(boot, process):

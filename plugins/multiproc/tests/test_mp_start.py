@@ -423,6 +423,7 @@ def test_a_start_without_progress_ends_and_says_where_each_rank_stands(launcher,
     with pytest.raises(StartTimeoutError, match="rank 0: plugins, rank 1: plugins") as caught:
         launcher.start(**{"plugins.mp.start_timeout": 1.0, "rpc.heartbeat": 0.05})
     assert set(caught.value.stages) == {0, 1}
+    assert "raise plugins.mp.start_timeout" in str(caught.value)
     assert time.monotonic() - began < 20
 
 
@@ -433,6 +434,7 @@ def test_a_worker_that_hangs_while_it_loads_ends_the_start(launcher, point):
     with pytest.raises(StartTimeoutError, match="rank 1: ") as caught:
         launcher.start(**keys, **{"plugins.dummy.fail_at": f"{point}@1=hang"})
     assert set(caught.value.stages) == {1}
+    assert "raise plugins.mp.start_timeout" in str(caught.value)
     assert time.monotonic() - began < 20
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,9 @@ class Call:
 
 @define
 class PackedCall:
-    """A call on its way; ``body`` unpacks to (method, args, kwargs)."""
+    """A call on its way; ``body`` unpacks to (method, args, kwargs), or to the args alone, if it
+    is plain: then the name is the method.
+    """
 
     call_id: int
     generation: int
@@ -84,18 +86,31 @@ class PackedCall:
     queued: bool = False
     """Whether its caller may take it back before it is begun (it does not wait for the call)."""
 
+    def unpack(self) -> tuple[str | Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
+        """Return method, args and kwargs; raise EncodingError."""
+        body = self.body
+        found = codec.unpack(body, "arguments", self.name)
+        if type(body) is bytes and body[0] != codec.PICKLED:
+            return self.name, found, {}
+        method, args, kwargs = found
+        return method, args, kwargs
+
 
 @define
 class Reply:
     """One rank's acknowledgement of one call: a packed value (None where it was not asked for one)
     or a failure.
+
+    Between a worker's host and its channel's end, ``value`` may be the result itself, not packed
+    yet; then ``of`` is the name of the call.
     """
 
     call_id: int
     rank: int
     generation: int
-    value: codec.Parcel | None = None
+    value: Any = None
     failure: RemoteFailure | None = None
+    of: str = ""
 
 
 class CallTable:

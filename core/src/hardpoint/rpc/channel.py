@@ -79,6 +79,9 @@ class DriverEnd(ABC):
         will see the call then), ChannelClosedError.
         """
 
+    def rouse(self) -> None:  # noqa: B027 - most have nobody to wake
+        """Let the workers know that a call is about to be made. Any thread."""
+
     @abstractmethod
     def collect(self, deliver: Deliver) -> None:
         """Call ``deliver`` for each reply that is here, without waiting. One thread at a time."""

@@ -16,9 +16,10 @@ from hardpoint.rpc.failures import RemoteFailure
 if TYPE_CHECKING:
     from hardpoint.config import Config
     from hardpoint.registry import Registry
-    from hardpoint.rpc.calls import Call
+    from hardpoint.rpc.calls import Call, Reply
 
 _PLAIN = codec.PLAIN
+_dumps_plain, _VERSION = codec.dumps_plain, codec.PLAIN_VERSION
 
 Buffer = bytes | memoryview
 Pieces = tuple[Buffer, Sequence[memoryview]]
@@ -48,8 +49,10 @@ class Codec(ABC):
                 self.encode(part, where)
             raise EncodingError(f"the call of {call.name!r} cannot be sent: {error}") from error
 
-    def plain_call(self, call: Call) -> bytes | None:
-        """Encode a call the shortest way, if there is one for it; None if there is not."""
+    def plain_arguments(self, args: tuple[Any, ...]) -> bytes | None:
+        """Encode the arguments of a call by name the shortest way, if there is one for them; None
+        if there is not.
+        """
         return None
 
     def plain(self, value: object) -> bytes | None:
@@ -104,24 +107,23 @@ class PickleCodec(Codec):
         kind = type(value)
         if kind not in _PLAIN or (kind is bytes and len(value) >= codec.LARGE_BYTES):  # type: ignore[arg-type]
             return None
-        return codec.dumps(value, 5)
+        return _dumps_plain(value, _VERSION)
 
-    def plain_call(self, call: Call) -> bytes | None:
-        """Encode a name with plain arguments, which most calls are."""
-        method, args = call.method, call.args
-        if type(method) is not str or call.kwargs:
-            return None
+    def plain_arguments(self, args: tuple[Any, ...]) -> bytes | None:
+        """Encode numbers, texts and the like, which most arguments are."""
         for value in args:
             kind = type(value)
             if kind not in _PLAIN or (kind is bytes and len(value) >= codec.LARGE_BYTES):
                 return None
-        return codec.dumps((method, args, {}), 5)
+        return _dumps_plain(args, _VERSION)
 
     def encode_call(self, call: Call) -> Pieces:
         """Encode a call; large bytes among its arguments are set aside like other buffers."""
-        args = tuple(map(codec.set_apart, call.args))
-        kwargs = {name: codec.set_apart(value) for name, value in call.kwargs.items()}
-        return super().encode_call(evolve(call, args=args, kwargs=kwargs))
+        if any(map(codec.is_large, (*call.args, *call.kwargs.values()))):
+            args = tuple(map(codec.set_apart, call.args))
+            kwargs = {name: codec.set_apart(value) for name, value in call.kwargs.items()}
+            call = evolve(call, args=args, kwargs=kwargs)
+        return super().encode_call(call)
 
     def parcel(self, data: Buffer, buffers: Sequence[memoryview]) -> Parcel:
         """Wrap what :meth:`encode` made."""
@@ -144,10 +146,13 @@ class PickleCodec(Codec):
         return codec.pack_arguments(call.method, call.args, call.kwargs, call.name)
 
 
-def encoded_value(codec: Codec, parcel: Parcel | None) -> Encoded | None:
+def encoded_value(codec: Codec, reply: Reply) -> Encoded | None:
     """Return what a worker's end sends for the value in a reply; None for None. Raises
     EncodingError.
     """
+    parcel = reply.value
+    if reply.of:
+        return codec.encode(parcel, f"result of {reply.of!r}")
     if type(parcel) is Carried:
         value, of = parcel.value, parcel.of
         where = f"result of {of!r}" if of else "value"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hardpoint.rpc.claims import CallerClaims
     from hardpoint.rpc.failures import RemoteFailure
 
-_loads = codec.loads
+_loads, _loads_plain, _PICKLED = codec.loads, codec.loads_plain, codec.PICKLED
 _logger = logging.getLogger("hardpoint.executor")
 
 
@@ -102,7 +102,8 @@ class Gather:
         if parcel is not None:
             try:
                 if type(parcel) is bytes:
-                    values[rank] = _loads(parcel)
+                    plain = parcel[0] != _PICKLED
+                    values[rank] = _loads_plain(parcel) if plain else _loads(parcel)
                 else:
                     values[rank] = codec.unpack(parcel, "result", self.call.name)
             except BaseException as error:  # noqa: BLE001 - else nobody would end the call

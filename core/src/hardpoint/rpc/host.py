@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from hardpoint.platform import Platform
     from hardpoint.registry import Registry
 
-_loads = codec.loads
+_loads, _loads_plain, _PICKLED = codec.loads, codec.loads_plain, codec.PICKLED
+_NO_NAMES: Mapping[str, Any] = {}
 _logger = logging.getLogger("hardpoint.worker")
 
 _NOTHING_MOVED = SleepReport(bytes_freed=0, bytes_backed_up=0)
@@ -96,7 +97,8 @@ class WorkerHost:
 
     def handle(self, call: PackedCall, *, carried: bool = False) -> Reply:
         """Run one call and acknowledge it, with its value if this rank was asked for one. Never
-        raises. With ``carried`` the value is left as it is, for a channel's end to encode.
+        raises. With ``carried`` the value is left as it is (``Reply.of``), for a channel's end to
+        encode.
         """
         rank = self._rank
         self._busy_since = time.monotonic()
@@ -107,7 +109,7 @@ class WorkerHost:
                 if asked is not None and asked != rank:
                     value = None
                 elif carried:
-                    value = codec.Carried(value, call.name)
+                    return Reply(call.call_id, rank, call.generation, value, None, call.name or "?")
                 else:
                     value = self._codec.pack(value, f"result of {call.name!r}")
             return Reply(call.call_id, rank, call.generation, value)
@@ -186,13 +188,18 @@ class WorkerHost:
                 f"{self._generation}"
             )
         body = call.body
+        method: str | Callable[..., Any]
+        args: Sequence[Any]
         if type(body) is bytes:
             try:
-                method, args, kwargs = _loads(body)
+                if body[0] != _PICKLED:
+                    method, args, kwargs = call.name, _loads_plain(body), _NO_NAMES
+                else:
+                    method, args, kwargs = _loads(body)
             except BaseException as error:
                 raise codec.unusable("arguments", call.name, error) from error
         else:
-            method, args, kwargs = codec.unpack(body, "arguments", call.name)
+            method, args, kwargs = call.unpack()
         if type(method) is str and (function := self._ready.get(method)) is not None:
             return function(*args, **kwargs)
         if not isinstance(method, str):

@@ -98,6 +98,7 @@ class Receiver:
     def _poll(self, gather: Gather, deadline: float | None) -> bool:
         end, deliver = self._end, self._table.acknowledge
         spins, spin_until = bool(end.spin_s), 0.0
+        silent = len(gather.silent)
         end.arm(NOBODY)
         while True:
             if spins:  # before the first look, too: no answer is that quick
@@ -115,6 +116,8 @@ class Receiver:
             if spins:
                 spin_until = spin_until or now + end.spin_s
                 spins = now < spin_until
+                if not spins and len(gather.silent) < silent:  # the others will not be long
+                    silent, spins, spin_until = len(gather.silent), True, now + end.spin_s
                 continue
             if gather.wake_by(self._wake_caller):
                 return True
@@ -122,6 +125,7 @@ class Receiver:
             if not end.ready():
                 end.sleep(CALLER, None if deadline is None else deadline - now)
             end.arm(NOBODY)
+            spins, spin_until = bool(end.spin_s), 0.0  # it was woken: an answer is here, or soon
 
     def _stand_by(self, gather: Gather, deadline: float | None) -> bool:
         """Wait while others take replies; return True with the turn, or False when the call has

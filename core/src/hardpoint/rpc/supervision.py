@@ -92,10 +92,10 @@ class Supervisor:
 
     ``missing(call_id)`` returns the ranks that have not acknowledged a call (CallTable.missing).
     ``heartbeat`` is the seconds between two signs of life, ``silent_after`` how long none may come;
-    ``start_timeout`` how long no worker may make progress while some is not ready; ``warn_after``
-    after how many busy seconds one line is logged; ``hang_after`` after how many a worker is given
-    up (None: never, a call's own timeout bounds it). Not thread-safe: the driving executor holds a
-    lock.
+    ``start_timeout`` how long no worker may make progress while some is not ready, ``start_key``
+    the configuration key that says so; ``warn_after`` after how many busy seconds one line is
+    logged; ``hang_after`` after how many a worker is given up (None: never, a call's own timeout
+    bounds it). Not thread-safe: the driving executor holds a lock.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class Supervisor:
         heartbeat: float,
         silent_after: float,
         start_timeout: float = 120.0,
+        start_key: str = "",
         warn_after: float = 60.0,
         hang_after: float | None = None,
         grace: float = GRACE,
@@ -116,6 +117,7 @@ class Supervisor:
         self._heartbeat = heartbeat
         self._silent_after = max(silent_after, 2 * heartbeat)
         self._start_timeout = start_timeout
+        self._start_key = start_key
         self._warn_after = warn_after
         self._hang_after = hang_after
         self._grace = grace
@@ -268,7 +270,8 @@ class Supervisor:
         if not waiting or now - self._progress < self._start_timeout:
             return []
         stages = {rank: self._ranks[rank].stage for rank in waiting}
-        return self._fail(StartTimeoutError(seconds=now - self._progress, stages=stages))
+        late = now - self._progress
+        return self._fail(StartTimeoutError(seconds=late, stages=stages, key=self._start_key))
 
     def _acknowledging(self, now: float) -> list[Action]:
         for call_id, suspect in list(self._suspects.items()):

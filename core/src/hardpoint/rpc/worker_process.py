@@ -30,6 +30,7 @@ from hardpoint.rpc.encoding import codec_of
 from hardpoint.rpc.failures import RemoteFailure
 from hardpoint.rpc.faults import DUPLICATE, LOSE, VARIABLE, fault
 from hardpoint.rpc.host import WorkerHost
+from hardpoint.rpc.this_process import THIS
 
 if TYPE_CHECKING:
     from hardpoint.config import Config
@@ -231,7 +232,7 @@ def _serve(
             end.reply(Reply(call_id=call.call_id, rank=rank, generation=call.generation))
             continue
         reply = host.handle(call, carried=True)
-        if os.getpid() != work.worker:
+        if THIS.pid != work.worker:
             _end_child()
         if work.left:
             return

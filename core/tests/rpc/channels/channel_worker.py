@@ -84,7 +84,7 @@ def serve(end, rank):
             count += 1
             value = failure = None
             try:
-                method, args, kwargs = codec.unpack(call.body, "arguments", call.name)
+                method, args, kwargs = call.unpack()
                 if method == "stop":
                     return count
                 value = codec.Carried(getattr(methods, method)(*args, **kwargs), method)

@@ -80,6 +80,7 @@ class Group:
 
     def call(self, method, *args, timeout=PATIENCE, non_block=False, reply_rank=None):
         """Call every worker; return the values, or a future of them."""
+        self.end.rouse()
         call = self.make(method, *args, timeout=timeout, non_block=non_block, reply_rank=reply_rank)
         gather = self.table.open(call, self.world_size)
         try:

@@ -211,3 +211,45 @@ def test_no_wake_up_is_lost(make_group, monkeypatch, spin_us):
         else:
             assert group.call("echo", number, timeout=20) == [number] * 2
     assert [future.result(20) for _, future in waiting] == [[number] * 2 for number, _ in waiting]
+
+
+def sleeper(group, rank=0):
+    """Have a worker of its own thread fall asleep; return the thread, and what it will have got."""
+    end, got = group.attach(rank), []
+    thread = threading.Thread(target=lambda: got.append(end.receive(PATIENCE)), daemon=True)
+    thread.start()
+    return thread, got
+
+
+@pytest.fixture
+def rung(monkeypatch):
+    """What was rung, by event."""
+    rings = []
+    wake = bell.Event.wake
+    monkeypatch.setattr(bell.Event, "wake", lambda event: (rings.append(event), wake(event)))
+    return rings
+
+
+def test_workers_that_sleep_are_woken_before_the_call_is_made(make_group, rung, wait_until):
+    group = make_group("shared_memory", 1, start=False)
+    thread, got = sleeper(group)
+    words, [(sleeps, worker)] = group.end._words, group.end._sleeps
+    wait_until(lambda: words[sleeps])
+    group.end.rouse()
+    assert rung == [worker]
+    wait_until(lambda: words[sleeps])  # nothing came: it sleeps again
+    group.end.send(group.make("rank_of"))
+    thread.join(PATIENCE)
+    assert [call.name for call in got] == ["rank_of"]
+    assert rung == [worker, worker]
+
+
+def test_after_a_large_call_workers_sleep_until_the_next_is_nearly_there(make_group, rung):
+    group = make_group("shared_memory", 1, start=False)
+    group.end.send(group.make("echo", bytes(1 << 20)))
+    words, [(sleeps, worker)] = group.end._words, group.end._sleeps
+    words[sleeps] = 1
+    group.end.rouse()
+    assert rung == []
+    group.end.send(group.make("echo", bytes(1 << 20)))
+    assert rung == [worker]

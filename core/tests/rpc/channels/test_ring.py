@@ -13,7 +13,7 @@ import pytest
 from hardpoint.errors import CallTimeoutError, EncodingError, UnsupportedError
 from hardpoint.rpc.channel import ChannelClosedError
 from hardpoint.rpc.shared_memory.bell import Event, make_event
-from hardpoint.rpc.shared_memory.images import Image, parts_of
+from hardpoint.rpc.shared_memory.images import ANNOUNCED, Image, parts_of
 from hardpoint.rpc.shared_memory.layout import CALL, CLOSED, HEAD, SLOTS, RingLayout
 from hardpoint.rpc.shared_memory.memory import Memory
 from hardpoint.rpc.shared_memory.ring_reader import RingReader
@@ -325,10 +325,21 @@ def test_a_table_of_lengths_cannot_lead_out_of_its_block(table, size):
 def test_an_image_comes_apart_as_it_was_put_together(parts, most):
     image = Image(parts)
     whole = bytearray(image.size)
-    image.write(memoryview(whole))
+    announced = []
+    image.write(memoryview(whole), lambda: announced.append(bytes(whole)))
     assert [bytes(part) for part in parts_of(memoryview(whole), len(parts))] == parts
+    assert len(announced) == 1
     pieces = [bytes(piece) for piece in image.pieces(most)]
     assert [bytes(p) for p in parts_of(memoryview(b"".join(pieces)), len(parts))] == parts
+
+
+def test_readers_are_woken_shortly_before_a_large_message_is_in_place():
+    first, last = bytes(100), b"x" * (3 * ANNOUNCED)
+    image = Image([first, last])
+    whole, announced = bytearray(image.size), []
+    image.write(memoryview(whole), lambda: announced.append(whole.count(b"x")))
+    assert announced == [2 * ANNOUNCED]
+    assert whole.count(b"x") == len(last)
 
 
 def test_memory_of_another_size_is_not_attached_and_none_can_be_cut_off(make_ring):

@@ -22,7 +22,7 @@ from hardpoint_multiproc.launching import check_devices, plan_workers, variables
 from hardpoint_multiproc.limits import is_refusal, refused
 from hardpoint_multiproc.nursery_process import NurseryProcess, NurseryStuckError, interpreter
 from hardpoint_multiproc.resources import Resources, uninterrupted
-from hardpoint_multiproc.settings import MultiprocSettings
+from hardpoint_multiproc.settings import START_TIMEOUT, MultiprocSettings
 from hardpoint_multiproc.start_choice import NURSERY, PLAIN, Way, choose
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class MultiprocExecutor(Executor):
         kind = channel.usual_kind() if settings.channel == "auto" else settings.channel
         uninterrupted(partial(resources.make, kind, self.config.rpc.spin_us, self.codec, plans))
         self.receiver, self.calls.claims = resources.receiver, resources.claims
-        self._send = resources.end.send
+        self._send, self.rouse = resources.end.send, resources.end.rouse
         gather = self.calls.open(start, self.world_size)
         output = resources.nursery.output
         agreed = self._way_of(way, settings, resources.nursery)  # waits for the nursery
@@ -177,7 +177,9 @@ class MultiprocExecutor(Executor):
             problem = nursery.wait_ready(settings.start_timeout)
         except NurseryStuckError as error:
             stages = dict.fromkeys(range(self.world_size), "waiting for the nursery")
-            raise StartTimeoutError(seconds=error.seconds, stages=stages) from error
+            raise StartTimeoutError(
+                seconds=error.seconds, stages=stages, key=START_TIMEOUT
+            ) from error
         if not problem or way.kind == PLAIN:
             return way.kind
         if settings.start == NURSERY:
@@ -193,6 +195,7 @@ class MultiprocExecutor(Executor):
             heartbeat=self.config.rpc.heartbeat,
             silent_after=self.platform.silent_after,
             start_timeout=settings.start_timeout,
+            start_key=START_TIMEOUT,
             warn_after=settings.warn_after,
             hang_after=settings.hang_after,
         )

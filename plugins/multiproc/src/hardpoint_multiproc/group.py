@@ -40,6 +40,7 @@ from hardpoint_multiproc.limits import refused
 from hardpoint_multiproc.loading_watch import LoadingWatch
 from hardpoint_multiproc.loop import left_until
 from hardpoint_multiproc.nursery_process import NurseryProcess, end_group, how_ended
+from hardpoint_multiproc.settings import START_TIMEOUT
 from hardpoint_multiproc.signals import LAST_STACK_SIGNAL, STACK_SIGNAL
 from hardpoint_multiproc.start_choice import PLAIN
 
@@ -265,7 +266,9 @@ class WorkerGroup:
         if now >= next_tick:
             self._judge(lambda judge: judge.tick(now))
             if stuck := self._loading.stuck(now):
-                error = StartTimeoutError(seconds=self._loading.since(now), stages=stuck)
+                error = StartTimeoutError(
+                    seconds=self._loading.since(now), stages=stuck, key=START_TIMEOUT
+                )
                 self._judge(lambda judge: judge.failed(error, now))
             with self._lock:
                 next_tick = self._supervisor.next_tick()

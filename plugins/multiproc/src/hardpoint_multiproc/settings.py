@@ -5,6 +5,9 @@ from __future__ import annotations
 from attrs import frozen
 from hardpoint.config.schema import key
 
+START_TIMEOUT = "plugins.mp.start_timeout"
+"""The key that an error of a start that takes too long names."""
+
 
 @frozen(kw_only=True)
 class MultiprocSettings:

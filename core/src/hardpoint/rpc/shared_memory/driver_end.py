@@ -16,6 +16,7 @@ from hardpoint.rpc.channel import (
     DriverEnd,
     WorkerHandle,
 )
+from hardpoint.rpc.codec import Parcel
 from hardpoint.rpc.encoding import Buffer, Codec, received
 from hardpoint.rpc.shared_memory.bell import Event, make_event
 from hardpoint.rpc.shared_memory.ends import (
@@ -59,9 +60,10 @@ class SharedDriverEnd(DriverEnd):
         self._names = Names()
         self._known = self._names.encoded
         self._bare = codec.bare
-        self._plain_call = codec.plain_call
+        self._plain = codec.plain_arguments
         self._lock = threading.Lock()
         self._closed = False
+        self._large = False
         self._armed = 0  # who sleeps, and how often somebody did
         try:
             self._open(world_size)
@@ -76,6 +78,9 @@ class SharedDriverEnd(DriverEnd):
         self._workers = [self._event() for _ in range(world_size)]
         self._words = calls.words
         self._sleeps = [(layout.sleeps(rank), self._workers[rank]) for rank in range(world_size)]
+        begin = 8 * layout.sleeps(0)
+        self._map, self._flags = calls.map, slice(begin, begin + 8 * world_size)
+        self._awake = bytes(8 * world_size)
         self._writer = RingWriter(calls, layout, room, self.spin_s, self._wake_workers)
         self._fence = Fence()
         replies = reply_layout(self._data)
@@ -92,15 +97,25 @@ class SharedDriverEnd(DriverEnd):
         fds = (calls.fd, replies.fd, self._workers[rank].fd, caller.fd, thread.fd, room.fd)
         return WorkerHandle(fds=fds, data=self._data)
 
+    def rouse(self) -> None:
+        """Wake the workers that sleep: they wake up while the call is being made.
+
+        Not after a large one, which is likely to be followed by another: copying it takes so long
+        that they would sleep again.
+        """
+        if not self._large:
+            self._wake_workers()
+
     def send(self, call: Call) -> None:
         """Write the call once, for all workers."""
-        data: Buffer | None = self._plain_call(call)
+        data: Buffer | None = None
         buffers: Sequence[memoryview] = ()
-        if data is None:
-            data, buffers = self._codec.encode_call(call)
         method, rank = call.method, call.reply_rank
         name = self._known.get(method) if type(method) is str else None
-        if name is None:
+        if name is not None and not call.kwargs:
+            data = self._plain(call.args)
+        if name is None or data is None:
+            data, buffers = self._codec.encode_call(call)
             name = self._names.encode(call.name)
         kind = QUEUED if call.queued else CALL
         if rank is None:
@@ -116,11 +131,8 @@ class SharedDriverEnd(DriverEnd):
             )
         finally:
             lock.release()  # a full fence, too: what follows reads after the call is visible
-        words = self._words
-        for sleeps, worker in self._sleeps:
-            if words[sleeps]:
-                words[sleeps] = 0
-                worker.wake()
+        self._wake_workers()
+        self._large = bool(buffers)
 
     def collect(self, deliver: Deliver) -> None:
         """Deliver what is in the reply rings; a ring's owner speaks for itself alone."""
@@ -132,10 +144,10 @@ class SharedDriverEnd(DriverEnd):
                     continue
                 kind, call_id, generation, _, _, data, buffers = message
                 if kind == VALUE:
-                    if buffers or not bare or type(data) is not bytes:
-                        value = self._codec.parcel(data, buffers)
+                    if bare and type(data) is bytes:  # then there are no buffers
+                        value: Parcel = data
                     else:
-                        value = data
+                        value = self._codec.parcel(data, buffers)
                     deliver(call_id, reader.name, generation, value, None)
                 elif kind == NOTHING:
                     deliver(call_id, reader.name, generation, None, None)
@@ -196,11 +208,16 @@ class SharedDriverEnd(DriverEnd):
             event.close()
 
     def _wake_workers(self) -> None:
-        words = self._words
-        for sleeps, worker in self._sleeps:
-            if words[sleeps]:
-                words[sleeps] = 0
-                worker.wake()
+        try:
+            if self._map[self._flags] == self._awake:
+                return
+            words = self._words
+            for sleeps, worker in self._sleeps:
+                if words[sleeps]:
+                    words[sleeps] = 0
+                    worker.wake()
+        except ValueError:  # closed meanwhile, when all were woken
+            return
 
     def _memory(self, size: int) -> Memory:
         memory = Memory.create(size)

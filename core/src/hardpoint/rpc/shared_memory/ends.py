@@ -30,6 +30,7 @@ class Names:
 
     def __init__(self) -> None:
         self.encoded: dict[str, bytes] = {}
+        """Those that arrive as they are."""
         self.decoded: dict[bytes, str] = {}
 
     def encode(self, name: str) -> bytes:
@@ -38,7 +39,7 @@ class Names:
         if encoded is None:
             encoded = name.encode("utf-8", "replace")[:LONGEST_NAME]
             encoded = encoded.decode("utf-8", "ignore").encode()
-            if len(self.encoded) < _MOST_NAMES:
+            if len(self.encoded) < _MOST_NAMES and encoded.decode() == name:
                 self.encoded[name] = encoded
         return encoded
 

@@ -13,7 +13,7 @@ from attrs import field, frozen
 from hardpoint.rpc.shared_memory.memory import PAGE
 
 HEAD, WRITER_WAITS, CLOSED, DRIVER_SLEEPS = 0, 8, 16, 24
-_READERS, _PER_READER = 32, 16
+_READERS, _PER_READER, _LINE = 32, 16, 8
 SLOTS = 64
 """Large messages that can be held at once; more of them stream through the ring."""
 
@@ -47,15 +47,18 @@ class RingLayout:
     capacity: int
     arena: int
     slots: int = field(init=False)
+    sleepers: int = field(init=False)
     ring_at: int = field(init=False)
     arena_at: int = field(init=False)
     size: int = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         slots = _READERS + self.readers * _PER_READER
-        words = slots + SLOTS * (1 + self.readers)
+        sleepers = -(-(slots + SLOTS * (1 + self.readers)) // _LINE) * _LINE
+        words = sleepers + self.readers
         ring_at = -(-words * 8 // PAGE) * PAGE
         object.__setattr__(self, "slots", slots)
+        object.__setattr__(self, "sleepers", sleepers)
         object.__setattr__(self, "ring_at", ring_at)
         object.__setattr__(self, "arena_at", ring_at + self.capacity)
         object.__setattr__(self, "size", ring_at + self.capacity + self.arena)
@@ -65,8 +68,10 @@ class RingLayout:
         return _READERS + reader * _PER_READER
 
     def sleeps(self, reader: int) -> int:
-        """Word: whether ``reader`` is to be woken."""
-        return _READERS + reader * _PER_READER + 8
+        """Word: whether ``reader`` is to be woken. All are side by side, written by those that fall
+        asleep and looked at with every message, at once.
+        """
+        return self.sleepers + reader
 
     def released(self, slot: int, reader: int) -> int:
         """Word: the last use of ``slot`` that ``reader`` has no view of any more."""

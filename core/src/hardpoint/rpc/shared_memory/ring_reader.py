@@ -61,34 +61,40 @@ class RingReader:
 
     def take(self) -> Message | None:
         """Return the next message, or None if none is complete; never waits."""
-        words, tail = self.words, self.tail
-        while (available := words[HEAD] - tail) > 0:
-            at = self._ring_at + (tail & self._mask)
-            header = self._unpack(self._map, at)
-            size, storage, kind, named, call_id, generation, rank = header
-            length = (size + _ROUND) & -8
-            if storage != INLINE or length > available or named > size:
-                message = self._take_other(available, at, header)
-                if message is not None:
-                    return message
-                tail = self.tail
-                continue
-            at += _HEADER
-            end = at + size
-            name = b""
-            if named:
-                name = self._map[at : at + named]
-                at += named
-            data = self._map[at:end]
-            self.tail = words[self._tail_word] = tail + length
-            if words[WRITER_WAITS]:
-                self._tell_room()
-            return (kind, call_id, generation, rank, name, data, ())
-        return None
+        words, ring, tail = self.words, self._map, self.tail
+        available = words[HEAD] - tail
+        if available <= 0:
+            return None
+        at = self._ring_at + (tail & self._mask)
+        size, storage, kind, named, call_id, generation, rank = self._unpack(ring, at)
+        length = (size + _ROUND) & -8
+        if storage != INLINE or length > available or named > size:
+            return self._take_odd()
+        at += _HEADER
+        start = at + named
+        data = ring[start : at + size]
+        name = ring[at:start] if named else b""
+        self.tail = words[self._tail_word] = tail + length
+        if words[WRITER_WAITS]:
+            self._tell_room()
+        return (kind, call_id, generation, rank, name, data, ())
 
     def close(self) -> None:
         """Stop telling the writer about views that are dropped later."""
         self._windows.close()
+
+    def _take_odd(self) -> Message | None:
+        """Take frames that are not in line until they make a message, or one in line follows."""
+        while (available := self.words[HEAD] - self.tail) > 0:
+            at = self._ring_at + (self.tail & self._mask)
+            header = self._unpack(self._map, at)
+            size, storage, _, named = header[:4]
+            if storage == INLINE and (size + _ROUND) & -8 <= available and named <= size:
+                return self.take()
+            message = self._take_other(available, at, header)
+            if message is not None:
+                return message
+        return None
 
     def _take_other(self, available: int, at: int, header: tuple[int, ...]) -> Message | None:
         """Take a frame that is not in line; return the message if it completes one."""

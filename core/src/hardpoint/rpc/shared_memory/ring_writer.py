@@ -38,7 +38,8 @@ class RingWriter:
 
     Small ones lie in the ring; large ones in the arena, copied once; those for which the arena has
     no room stream through the ring in fragments. ``room`` is the event that readers ring for space;
-    ``wake`` wakes readers that sleep, between fragments; ``control`` are the words with the flag
+    ``wake`` wakes readers that sleep, between fragments and while something large is being copied:
+    they are awake when it is in place; ``control`` are the words with the flag
     CLOSED, if they are not this ring's own.
     """
 
@@ -101,11 +102,12 @@ class RingWriter:
         ring, at = self._map, self._ring_at + (head & self._mask)
         self._pack(ring, at, size, INLINE, kind, named, call_id, generation, rank)
         at += _HEADER
-        end = at + size
         if named:
-            ring[at : at + named] = name
-            at += named
-        ring[at:end] = data
+            start = at + named
+            ring[at:start] = name
+            ring[start : at + size] = data
+        else:
+            ring[at : at + size] = data
         self._head = self._words[HEAD] = head + length
 
     def tidy(self) -> None:
@@ -122,7 +124,7 @@ class RingWriter:
         size = SLAB.size + len(name)
         length = (size + _ROUND) & -8
         try:
-            image.write(self._memory.bytes[slab.offset : slab.offset + image.size])
+            image.write(self._memory.bytes[slab.offset : slab.offset + image.size], self._wake)
             head = self._claim(length, deadline)
         except BaseException:
             self._slabs.give_back(slab)

@@ -9,7 +9,7 @@ import time
 from hardpoint.errors import EncodingError, UnsupportedError
 from hardpoint.rpc.calls import PackedCall, Reply
 from hardpoint.rpc.channel import CALLER, ChannelClosedError, WorkerEnd, WorkerHandle
-from hardpoint.rpc.codec import Carried
+from hardpoint.rpc.codec import Parcel
 from hardpoint.rpc.encoding import Codec, encoded_value
 from hardpoint.rpc.failures import RemoteFailure
 from hardpoint.rpc.shared_memory.bell import Event
@@ -72,10 +72,10 @@ class SharedWorkerEnd(WorkerEnd):
             if message is None:
                 return None
         kind, call_id, generation, rank, name, data, buffers = message
-        if buffers or not self._bare or type(data) is not bytes:
-            body = self._codec.parcel(data, buffers)
+        if self._bare and type(data) is bytes:  # then there are no buffers
+            body: Parcel = data
         else:
-            body = data
+            body = self._codec.parcel(data, buffers)
         text = self._known.get(name)
         if text is None:
             text = self._names.decode(name)
@@ -112,9 +112,9 @@ class SharedWorkerEnd(WorkerEnd):
                 words[sleeps] = 0
                 return message
             self._own.sleep(left)
-            if words[HEAD] != ring.tail:
+            if not words[sleeps] or words[HEAD] != ring.tail:  # rung: a call is here, or soon
                 words[sleeps] = 0
-                message = ring.take()
+                message = ring.take() or self._spin(ring)
                 if message is not None:
                     return message
             else:
@@ -124,17 +124,11 @@ class SharedWorkerEnd(WorkerEnd):
         """Write the acknowledgement, with its value or failure."""
         if self._closed:
             raise ChannelClosedError("this end of the channel was closed")
-        parcel = reply.value
-        if reply.failure is not None:
+        data = self._plain(reply.value) if reply.of else None
+        if data is None:
             self._answer(reply)
-        elif parcel is None:
-            self._replies.put(NOTHING, reply.call_id, reply.generation, self._rank)
         else:
-            data = self._plain(parcel.value) if type(parcel) is Carried else None
-            if data is None:
-                self._answer(reply)
-            else:
-                self._replies.put(VALUE, reply.call_id, reply.generation, self._rank, b"", data)
+            self._replies.put(VALUE, reply.call_id, reply.generation, self._rank, b"", data)
         self._wake_driver()
 
     def _answer(self, reply: Reply) -> None:
@@ -142,7 +136,7 @@ class SharedWorkerEnd(WorkerEnd):
         failure = reply.failure
         if failure is None:
             try:
-                encoded = encoded_value(self._codec, reply.value)
+                encoded = encoded_value(self._codec, reply)
             except EncodingError as error:
                 failure = RemoteFailure.of(error, encode=self._codec.encode_exception)
             else:

@@ -74,7 +74,7 @@ class ZmqWorkerEnd(WorkerEnd):
         failure, encoded, kind = reply.failure, None, NOTHING
         if failure is None:
             try:
-                encoded = encoded_value(self._codec, reply.value)
+                encoded = encoded_value(self._codec, reply)
                 kind = NOTHING if encoded is None else VALUE
             except EncodingError as error:
                 failure = RemoteFailure.of(error, encode=self._codec.encode_exception)
