@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -158,6 +159,12 @@ def test_the_ids_of_bad_words_are_checked_against_the_vocabulary():
     made.check_vocabulary(10)
     with pytest.raises(InvalidRequestError, match=r"bad_word_ids .*vocabulary of 9 tokens"):
         made.check_vocabulary(9)
+
+
+def test_biases_are_clamped():
+    made = SamplingParams(logit_bias={1: 1e300, 2: -math.inf, 3: 99, 4: Number(-101)})
+    assert made.logit_bias == {1: 100.0, 2: -100.0, 3: 99.0, 4: -100.0}
+    assert refusal({"logit_bias": {1: math.nan}}).field == "logit_bias"
 
 
 def test_bad_words_are_bounded_in_number_and_length():

@@ -25,6 +25,8 @@ NaN.
 _LARGEST = 2**63 - 1
 LARGEST_SEED = 2**64 - 1
 """Seeds are 64 bits."""
+BIAS_BOUND = 100.0
+"""Greatest absolute logit bias; more is clamped to it."""
 MAX_STOPS = 64
 """Stop strings of one request."""
 MAX_STOP_LENGTH = 4096
@@ -89,9 +91,14 @@ def _strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
     return cast("tuple[str, ...]", one)
 
 
+def _clamped(bias: Any) -> Any:
+    # Comparisons keep what is no number as it is, which is refused by name.
+    return bias if type(bias) is not float else min(max(bias, -BIAS_BOUND), BIAS_BOUND)
+
+
 def _bias(value: Mapping[Any, SupportsFloat] | None) -> Mapping[int, float] | None:
     def read(pairs: Mapping[Any, Any]) -> dict[int, float]:
-        return {_int(token): _float(pairs[token]) for token in pairs}
+        return {_int(token): _clamped(_float(pairs[token])) for token in pairs}
 
     return cast("Mapping[int, float]", _plain(read, value) if isinstance(value, Mapping) else value)
 

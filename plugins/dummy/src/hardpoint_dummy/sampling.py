@@ -110,7 +110,7 @@ def _is_plain(params: SamplingParams, context: Context) -> bool:
 def _edited(model: FakeModel, state: int, params: SamplingParams, context: Context) -> list[float]:
     logits = model.logits(state)
     for token, bias in (params.logit_bias or {}).items():
-        logits[token] += max(-100.0, min(100.0, bias))
+        logits[token] += bias
     counts = Counter(context.output)
     for token in counts.keys() | set(context.prompt):
         if params.repetition_penalty != 1:

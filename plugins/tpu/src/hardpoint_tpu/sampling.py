@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from hardpoint.messages import GrammarOutput
     from hardpoint.sampling_params import SamplingParams
 
-BIAS_BOUND = 100.0
-"""Greatest absolute logit bias; more is clamped to it."""
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -163,8 +161,7 @@ def _edits(
     for row, mask in forbidden.items():
         flags[row] = mask
     for row, wishes in bias.items():
-        values = np.fromiter(wishes.values(), np.float32, len(wishes))
-        added[row, list(wishes)] = np.clip(values, -BIAS_BOUND, BIAS_BOUND)
+        added[row, list(wishes)] = np.fromiter(wishes.values(), np.float32, len(wishes))
     return flags, added
 
 

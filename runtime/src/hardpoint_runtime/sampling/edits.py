@@ -19,9 +19,6 @@ from hardpoint_runtime.batch.columns import Array
 if TYPE_CHECKING:
     from hardpoint_runtime.sampling.kept import TokenCounts
 
-BIAS_BOUND = 100.0
-"""Greatest absolute logit bias; more is clamped to it."""
-
 ToDevice = Callable[[Any, torch.dtype], Tensor]
 """``DeviceOps.to_device``."""
 
@@ -60,8 +57,7 @@ def forbid(logits: Tensor, places: Places, to_device: ToDevice) -> None:
 def add_bias(logits: Tensor, places: Places, values: Array, to_device: ToDevice) -> None:
     """Add values to single logits."""
     flat = places.flat(logits.shape[1], to_device)
-    bounded = np.clip(values, -BIAS_BOUND, BIAS_BOUND)
-    logits.view(-1).index_add_(0, flat, to_device(bounded, torch.float32))
+    logits.view(-1).index_add_(0, flat, to_device(values, torch.float32))
 
 
 @frozen(kw_only=True, eq=False)
