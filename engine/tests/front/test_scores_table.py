@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 from attrs import evolve
 from hardpoint_engine.cli.answer_stream import scores_table
 from hardpoint_engine.outputs import Logprob
@@ -19,3 +22,11 @@ def test_a_best_token_that_has_an_equal_is_among_the_best():
     ):
         (entry,) = scores_table([token], [position], count)
         assert [each["token_id"] for each in entry["top"]] == best
+
+
+def test_what_was_cut_has_a_score_that_json_can_say():
+    """Under ``logprobs_mode = processed_logprobs``."""
+    cut = Logprob(logprob=-math.inf, rank=9, decoded_token="d")
+    (entry,) = scores_table([5], [{5: Logprob(logprob=0.0, rank=1, decoded_token="a"), 6: cut}], 2)
+    assert [each["logprob"] for each in entry["top"]] == [0.0, None]
+    json.dumps(entry, allow_nan=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -174,7 +175,7 @@ def _score(token_id: int, score: Logprob) -> dict[str, Any]:
     return {
         "token_id": token_id,
         "token": score.decoded_token,
-        "logprob": score.logprob,
+        "logprob": score.logprob if math.isfinite(score.logprob) else None,  # JSON has no infinity
         "rank": score.rank,
     }
 
