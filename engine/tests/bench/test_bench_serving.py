@@ -73,6 +73,18 @@ def test_the_command_prints_a_document(name, counted, capsys):
     assert "2 requests:" in errors
 
 
+def test_a_person_gets_each_line_once(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "latency", *DUMMY, "--batch-size", "2,1", "--num-iters", "1"])
+    assert not end.value.code
+    out, errors = capsys.readouterr()
+    assert [line.split()[:2] for line in out.splitlines()] == [
+        ["2", "requests:"],
+        ["1", "request:"],
+    ]
+    assert "request:" not in errors
+
+
 def test_a_picture_is_drawn(llm, tmp_path):
     picture = tmp_path / "figures.png"
     plan = evolve(LATENCY, counts=(1, 2), input_len=4, output_len=3, num_iters=1)

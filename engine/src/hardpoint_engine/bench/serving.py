@@ -63,8 +63,10 @@ def measure(llm: LLM, plan: ServingPlan, name: str, tell: Callable[[str], None])
 
 def line_of(row: Mapping[str, Any]) -> str:
     """Return one row as text."""
+    count = count_of(row)
+    requests = "request: " if count == 1 else "requests:"
     return (
-        f"{count_of(row):5} requests: {row['median_latency_s']:8.3f} s (p90 "
+        f"{count:5} {requests} {row['median_latency_s']:8.3f} s (p90 "
         f"{row['p90_latency_s']:.3f}), TTFT {row['median_ttft_ms']:8.1f} ms, TPOT "
         f"{row['median_tpot_ms']:7.2f} ms, {row['output_throughput']:8.1f} tokens/s"
     )

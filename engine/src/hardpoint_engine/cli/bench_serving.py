@@ -48,11 +48,12 @@ def run(
     log_to_standard_error(config)
     try:
         with LLM.from_config(config, chosen=tell_choice) as llm:
-            document = serving.measure(llm, plan, name, tell)
+            told = tell if as_json else click.echo
+            document = serving.measure(llm, plan, name, told)
             document["executor"] = executor_name(llm.config, llm.platform)
     except HardpointError as error:
         raise local_error(error) from None
-    rows = document["rows"]
-    click.echo(json.dumps(document) if as_json else "\n".join(map(serving.line_of, rows)))
+    if as_json:
+        click.echo(json.dumps(document))
     if plot_path is not None:
         serving.plot(document, plot_path, pyplot)
