@@ -70,6 +70,13 @@ def test_a_line_of_a_pipe_is_a_turn_and_turns_are_kept(template, llm):
     assert "> " not in out + errors
 
 
+@pytest.mark.parametrize("flag", ["--n", "--logprobs", "--prompt-logprobs"])
+def test_what_no_turn_would_show_is_refused(flag, template):
+    code, out, errors = piped("one\n", "--chat-template", template, flag, "2")
+    assert (code, out) == (2, "")
+    assert f"{flag} 2: a turn has one answer, of text alone; leave {flag} out" in errors
+
+
 def test_what_is_wrong_with_one_turn_ends_no_other(template):
     code, out, errors = piped(
         "fine\n/bogus\n" + "x" * 300 + "\nfine\n", "--chat-template", template, "--max-tokens", "3"

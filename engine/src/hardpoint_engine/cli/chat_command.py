@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from hardpoint.errors import HardpointError
+from hardpoint.errors import HardpointError, InvalidRequestError
 from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_engine.cli import answer_stream
@@ -40,6 +40,7 @@ def run(options: Mapping[str, Any]) -> int:
     out = AnswerStream()
     config = configuration(options)
     sampling = sampling_of(options, seeded=config.model.seed is not None)
+    _refuse_unshown(sampling)
     template = read_template(options["chat_template"])
     log_to_standard_error(config)
     chosen = partial(tell_choice, sampling=sampling)
@@ -59,6 +60,19 @@ def run(options: Mapping[str, Any]) -> int:
     except ClosedOutputError:
         answer_stream.discard_output()
         return answer_stream.CLOSED_PIPE
+
+
+def _refuse_unshown(sampling: SamplingParams) -> None:
+    """Raise InvalidRequestError for what a conversation would compute and not show."""
+    for name, usual in (("n", 1), ("logprobs", None), ("prompt_logprobs", None)):
+        if (value := getattr(sampling, name)) != usual:
+            flag = "--" + name.replace("_", "-")
+            raise InvalidRequestError(
+                f"{flag} {value}: a turn has one answer, of text alone; leave {flag} out, or see "
+                "hardpoint generate --json",
+                field=name,
+                value=value,
+            )
 
 
 class _Chat:
