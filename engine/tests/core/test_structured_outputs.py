@@ -163,6 +163,18 @@ def test_what_is_wrong_at_sight_is_refused_before_anything_is_queued(llm, wishes
     assert caught.value.field == "structured_outputs"
 
 
+def test_a_form_and_parameters_that_contradict_each_other_end_a_request_alone(llm):
+    """Named are those that left no token; where the end is all that is left, it comes."""
+    nothing = params({"choice": ["yes"]}, allowed_token_ids=[ord("x")])
+    early = params({"choice": ["yes"]}, min_tokens=50, allowed_token_ids=[*b"yes", 0])
+    with pytest.raises(InvalidRequestError, match=r"allowed_token_ids.*structured_outputs"):
+        llm.generate("a", nothing)
+    streams = [llm.stream("a", each) for each in (nothing, early)]
+    with pytest.raises(InvalidRequestError):
+        list(streams[0])
+    assert list(streams[1])[-1].outputs[0].text == "yes"
+
+
 def test_others_go_on_while_a_grammar_is_compiled(llm, monkeypatch):
     """The compiler stands still until the neighbour is done; aborted, a request waits no longer."""
     go_on = threading.Event()

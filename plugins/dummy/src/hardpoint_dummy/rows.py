@@ -14,6 +14,9 @@ from hardpoint_dummy.sampling import Context, choose, logprob_row, processed
 if TYPE_CHECKING:
     from hardpoint_dummy.model_runner import DummyModelRunner
 
+NO_CHOICE = 0
+"""The token of a request that has nothing to choose from."""
+
 
 class RowSampler:
     """Samples the requests of one step and gathers what goes into its output beside the tokens."""
@@ -37,7 +40,9 @@ class RowSampler:
         self.pooled: dict[str, tuple[float, ...]] = {}
         self.drafts: dict[str, tuple[int, ...]] = {}
         self.unwritten: dict[str, int] = {}
-        """Request -> how many cells it read that nobody had written (a real device's NaNs)."""
+        """Request -> how many cells it read that nobody had written (a real device's NaNs); 0 where
+        its parameters left no token to choose from.
+        """
 
     def sample(self, state: RequestState) -> tuple[int, ...]:
         """Choose the next tokens of one request: one, and one more for each accepted draft."""
@@ -56,6 +61,9 @@ class RowSampler:
                 prompt=state.prompt, output=state.output, end_ids=self._end_ids, mask=mask
             )
             token = choose(self._model, reading, state.sampling, context)
+            if token is None:
+                self.unwritten.setdefault(state.req_id, 0)
+                token = NO_CHOICE
             rows += self._score(state, reading, token, context)
             chosen.append(token)
             state.tokens.append(token)

@@ -42,13 +42,13 @@ class Context:
         return frozenset(each for each in range(vocabulary) if mask[each // 8] >> (each % 8) & 1)
 
 
-def choose(model: FakeModel, state: int, params: SamplingParams, context: Context) -> int:
-    """Return the next token; 0 where the parameters leave none to choose from."""
+def choose(model: FakeModel, state: int, params: SamplingParams, context: Context) -> int | None:
+    """Return the next token; None where the parameters leave none to choose from."""
     if params.greedy and context.mask is None and _is_plain(params, context):
         return model.best(state)
     logits = _edited(model, state, params, context)
     if max(logits) == _OUT:
-        return 0
+        return None
     if params.greedy:
         return max(range(len(logits)), key=logits.__getitem__)
     return _draw(_candidates(logits, params), params, context.position)
