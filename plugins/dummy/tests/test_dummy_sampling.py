@@ -51,7 +51,7 @@ def test_a_mask_leaves_its_tokens_only():
 def test_where_nothing_is_left_to_choose_none_is_taken(temperature):
     everything = range(256)
     assert pick(temperature=temperature, stop_token_ids=everything, min_tokens=2) is None
-    assert pick(temperature=temperature, allowed_token_ids=(7,), mask=bytes(32)) == 0
+    assert pick(temperature=temperature, allowed_token_ids=(7,), mask=bytes(32)) is None
 
 
 def histogram(**params):
