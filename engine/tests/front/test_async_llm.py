@@ -224,6 +224,7 @@ def test_a_slow_template_keeps_nobody_else_waiting(trained, tmp_path, expected):
 
     async def main() -> None:
         async with await AsyncLLM.start(**KEYS, tokenizer=str(tmp_path)) as llm:
+            llm._front.template._pool._time_limit = 120
             slow_one = asyncio.create_task(last(llm.chat(question, SHORT, chat_template=work)))
             while not llm._front.template._pool._busy:
                 await asyncio.sleep(0.001)
