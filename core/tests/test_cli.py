@@ -79,7 +79,7 @@ def test_plugins_as_a_table(shell, site):
     assert lines[0].split() == heads.split()
     by_name = {line.split()[1]: line for line in lines}
     assert " ".join(by_name["acme"].split()[:7]) == "platform acme hp-acme 1.0 2.0 L1 loaded"
-    assert by_name["broken"].endswith("failed  ImportError: two lines")
+    assert by_name["broken"].endswith("failed  ImportError: two lines (plugin.py, line 9)")
     assert done.stderr == ""
     assert done.returncode == 0
 

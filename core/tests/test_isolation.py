@@ -181,3 +181,19 @@ def test_a_text_is_cut_in_its_middle():
     text = clipped("a" * LONGEST_TEXT + "b" * LONGEST_TEXT)
     assert (text[0], text[-1]) == ("a", "b")
     assert f"[{LONGEST_TEXT} characters are cut here" in text
+
+
+def test_where_an_error_was_raised(tmp_path, monkeypatch):
+    (tmp_path / "places_a.py").write_text("\nimport places_b\n")
+    (tmp_path / "places_b.py").write_text("\n\nint('x')\n")
+    (tmp_path / "places_c.py").write_text("def (\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def reason(name):
+        with pytest.raises(UnresolvedReferenceError) as caught:
+            resolve(f"{name}:thing")
+        return str(caught.value)
+
+    assert reason("places_a").endswith("'x' (places_b.py, line 3)")
+    assert reason("places_c").count("places_c.py, line 1") == 1
+    assert reason("places_d").endswith("No module named 'places_d'")

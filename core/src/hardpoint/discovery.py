@@ -20,7 +20,7 @@ from attrs import evolve
 import hardpoint
 from hardpoint import hookspecs
 from hardpoint.errors import HardpointError, IncompatiblePluginError
-from hardpoint.isolation import prints_diverted, text_of
+from hardpoint.isolation import place_of, prints_diverted, text_of
 from hardpoint.metadata import GROUPS, Plugin, ResolvedPlugin, find, normalized
 from hardpoint.records import ExecutorRecord, ExtensionRecord, PlatformRecord
 from hardpoint.references import UnresolvedReferenceError
@@ -148,7 +148,7 @@ def failed(plugin: Plugin, error: BaseException, where: str = "") -> Plugin:
     """
     told = isinstance(error, HardpointError)
     text = text_of(error)
-    reason = text if told else f"{type(error).__name__}: {text or 'no message'}"
+    reason = text if told else f"{type(error).__name__}: {text or 'no message'}{place_of(error)}"
     if isinstance(error, UnresolvedReferenceError) and error.__cause__ is not None:
         error = error.__cause__
     reason = f"{where} raised {reason}" if where else reason

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 _R = TypeVar("_R")
@@ -96,6 +97,21 @@ def text_of(error: BaseException) -> str:
         return clipped(str(error))
     except BaseException as broken:  # noqa: BLE001 - another's __str__ may raise anything
         return f"<its __str__ raised {type(broken).__name__}>"
+
+
+def place_of(error: BaseException) -> str:
+    """Return where ``error`` was raised, as `` (file.py, line 12)``; nothing where its text says so
+    or only the machinery of imports raised.
+    """
+    if isinstance(error, SyntaxError):
+        return ""
+    places = [
+        (Path(frame.f_code.co_filename), line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not frame.f_code.co_filename.startswith("<frozen ")
+        and str(frame.f_globals.get("__name__")).partition(".")[0] not in ("importlib", "hardpoint")
+    ]
+    return f" ({places[-1][0].name}, line {places[-1][1]})" if places else ""
 
 
 def traceback_of(error: BaseException) -> str:

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from hardpoint.errors import PluginError, PluginLoadError
-from hardpoint.isolation import prints_diverted, text_of
+from hardpoint.isolation import place_of, prints_diverted, text_of
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -49,7 +49,7 @@ def resolve(reference: str) -> Any:
     except BaseException as error:
         raise UnresolvedReferenceError(
             f"reference {reference!r} cannot be resolved: importing {module_name!r} raised "
-            f"{type(error).__name__}: {text_of(error)}"
+            f"{type(error).__name__}: {text_of(error)}{place_of(error)}"
         ) from error
     for attribute in attributes:
         try:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hardpoint.capabilities import Capability, Support
-from hardpoint.errors import ConfigError, LifecycleError, MemoryBudgetError
+from hardpoint.errors import ConfigError, LifecycleError, MemoryBudgetError, PluginError
 from hardpoint.references import resolve_class
 from hardpoint.worker import Worker
 
-from hardpoint_runtime.device import DeviceOps, TorchDeviceOps
+from hardpoint_runtime.device import DeviceOps, MemoryInfo, TorchDeviceOps
 from hardpoint_runtime.loading.sharded_state import save_sharded_state
 from hardpoint_runtime.model_runner import TorchModelRunner
 from hardpoint_runtime.parallel.seat import ALONE, Seat, take_seat
@@ -55,8 +55,19 @@ class TorchWorker(Worker):
     # Collaborators: override one to change a part.
 
     def make_device(self) -> DeviceOps:
-        """Build the port to this rank's device, without touching it yet."""
-        return TorchDeviceOps(self.platform.name, self.device_index)
+        """Build the port to this rank's device, without touching it yet.
+
+        Raises PluginError for a platform of whose name torch has no device: its worker builds
+        another port, or imports what registers the device.
+        """
+        name = self.platform.name
+        try:
+            return TorchDeviceOps(name, self.device_index)
+        except RuntimeError as error:
+            raise PluginError(
+                f"torch has no device {name!r} in this process. {type(self).__qualname__} must "
+                "override make_device, or import the package that registers the device with torch"
+            ) from error
 
     @property
     def device_index(self) -> int:
@@ -227,6 +238,11 @@ class TorchWorker(Worker):
         """
         share = self.config.cache.memory_utilization
         info = device.memory_info()
+        if not (isinstance(info, MemoryInfo) and 0 <= info.free <= info.total):
+            raise PluginError(
+                f"{type(device).__qualname__}.memory_info returned {info!r}; it must be a "
+                "MemoryInfo of which no more is free than there is"
+            )
         wanted = math.ceil(info.total * share)
         possible = info.free + device.memory_allocated()
         if wanted <= possible:
