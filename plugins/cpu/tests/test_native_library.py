@@ -90,3 +90,14 @@ def test_without_a_compiler_the_wheel_is_whole_but_for_the_library(tmp_path):
         assert ("no C++ compiler" in told) == bool(variables)
         assert ("portable" in told) == (not variables)
         wheel.unlink()
+
+
+def test_a_step_is_checked_before_it_is_computed():
+    """Ids, positions and blocks that there are not would be read beside the memory."""
+    if not availability().levels:
+        pytest.skip(availability().reason)
+    program = Path(__file__).with_name("native_steps.py")
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "whole and cut up alike\n", done.stderr
