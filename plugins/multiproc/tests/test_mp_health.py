@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from hardpoint.errors import (
     WorkerHungError,
     WorkerSilentError,
 )
+from hardpoint_multiproc.signals import LAST_STACK_SIGNAL
 
 BEAT = {"rpc.heartbeat": 0.05}
 
@@ -200,3 +202,35 @@ def test_memory_of_large_messages_is_given_back_by_every_side(launcher, eventual
     assert answers == [data, data]
     eventually(lambda: held() < 2 << 20)
     assert executor.collective_rpc(echo, args=(data,)) == [data, data]
+
+
+def blocking_the_last_signal(worker):
+    """Return of each thread of this process, the main one first, whether it blocks that signal."""
+    bit = 1 << (LAST_STACK_SIGNAL - 1)
+    threads = sorted(Path("/proc/self/task").iterdir(), key=lambda each: int(each.name))
+    masks = [(each / "status").read_text().partition("SigBlk:\t")[2].split()[0] for each in threads]
+    return [bool(int(mask, 16) & bit) for mask in masks]
+
+
+@pytest.mark.parametrize("start", ["nursery", "plain"])
+def test_the_signal_that_ends_a_stopped_worker_meets_the_thread_that_works(launcher, start):
+    executor = launcher.start(**{"plugins.mp.start": start})
+    for main, *others in executor.collective_rpc(blocking_the_last_signal):
+        assert not main
+        assert others
+        assert all(others)
+
+
+def test_a_thousand_calls_are_less_work_than_one_core_does_in_a_second(launcher, pids):
+    """Row R8, counted in processor time, of which a loaded machine takes little more."""
+    executor = launcher.start()
+    family = [psutil.Process(), *map(psutil.Process, pids(executor))]
+
+    def spent():
+        return sum(sum(process.cpu_times()[:2]) for process in family)
+
+    executor.collective_rpc("supported_tasks")
+    before = spent()
+    for _ in range(1000):
+        executor.collective_rpc("supported_tasks")
+    assert spent() - before < 1.0

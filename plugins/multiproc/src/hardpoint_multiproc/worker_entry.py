@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,11 @@ def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> N
     faulthandler.enable(all_threads=True)
     rank = spec["rank"]
     control = ControlThread(socket.socket(fileno=lane), spec["heartbeat"], rank=rank)
+    # The thread that works takes that signal itself: were it another's to take, this one might do
+    # some more work before.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {LAST_STACK_SIGNAL})
     control.start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {LAST_STACK_SIGNAL})
     control.stage("boot")
     codec = encoding.codec_named(spec["codec"])
     orders = codec.decode(descriptors.contents(boot), "the worker's boot record")
