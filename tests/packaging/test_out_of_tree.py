@@ -153,14 +153,23 @@ def test_the_executor_is_certified(environment):
     assert certificate(environment, "threads")["kind"] == "executor"
 
 
-def test_the_platform_is_certified(environment):
-    document = certificate(environment, "acme")
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["uni", "mp"])
+def test_the_platform_is_certified(environment, executor):
+    document = certificate(environment, "acme", "--executor", executor)
+    assert document["executors"] == [executor]
     assert document["version"] == "1.4.0"
     assert document["probe"] == "hardpoint_acme.probe:AcmeProbe"
     verdicts = {line["name"]: line["verdict"] for line in document["capabilities"]}
     assert verdicts["prefix caching"] == "pass"
 
 
-@pytest.mark.slow
-def test_the_platform_is_certified_on_several_processes(environment):
-    assert certificate(environment, "acme", "--executor", "mp")["executors"] == ["mp"]
+def test_the_author_has_one_line_for_each_contract(environment):
+    """Its own tests, as the author runs them; the two quickest suites of the four."""
+    tests = EXAMPLES / "hardpoint-acme" / "tests" / "test_conformance.py"
+    lines = [line for line in tests.read_text().splitlines() if line.startswith("Test")]
+    assert len(lines) == 4
+    selected = ("-k", "TestPlugin or order_of_life or budget_error or full_batch")
+    done = environment.run("-m", "pytest", "-q", "-p", "no:cacheprovider", tests, *selected)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert " passed" in done.stdout

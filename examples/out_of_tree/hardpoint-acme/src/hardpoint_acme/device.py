@@ -34,6 +34,13 @@ class AcmeDeviceOps(TorchDeviceOps):
         run()
         return self.memory_allocated() + SCRATCH
 
+    def allocate(self, num_bytes: int, tag: str) -> torch.Tensor:
+        """Return zeroed memory; raise OutOfMemoryError where the unit has less."""
+        free = self.memory_info().free
+        if num_bytes > free:
+            raise torch.OutOfMemoryError(f"{num_bytes} bytes for {tag}, {free} are free")
+        return super().allocate(num_bytes, tag)
+
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """Count, and copy."""
         self.reads += isinstance(tensor, torch_backend.AcmeTensor)

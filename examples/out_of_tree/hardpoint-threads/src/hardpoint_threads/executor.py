@@ -6,7 +6,6 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 
@@ -21,18 +20,18 @@ class ThreadsExecutor(Executor):
     """Runs every worker on a thread of its own, in this process."""
 
     supports_pp = True
-    lanes: Sequence[Lane] = ()
+    lanes: tuple[Lane, ...] = ()
+    left = staticmethod(lambda: None)
 
     def start_workers(self) -> None:
         """Build every worker; raise what building the first that failed raised."""
-        wanted = dict(self.platform.environment(self.config, self.placement))
-        for rank in range(self.world_size):
-            wanted |= self.registry.worker_env(self.config, rank)
-        for name, value in wanted.items():
+        asked = [self.platform.environment(self.config, self.placement)]
+        asked += [self.registry.worker_env(self.config, rank) for rank in range(self.world_size)]
+        for name, value in (pair for each in asked for pair in each.items()):
             if os.environ.get(name) != value:
                 raise ConfigError(f"executor = 'threads': start this process with {name}={value}")
-        weakref.finalize(self, os.close, meeting := os.memfd_create("threads"))
-        self.lanes = [Lane(self, rank, meeting) for rank in range(self.world_size)]
+        self.left = weakref.finalize(self, os.close, meeting := os.memfd_create("threads"))
+        self.lanes = tuple(Lane(self, rank, meeting) for rank in range(self.world_size))
         for lane in self.lanes:
             weakref.finalize(self, lane.leave)  # an executor that is dropped ends its threads
             lane.start()
@@ -45,7 +44,7 @@ class ThreadsExecutor(Executor):
         for lane in self.lanes:
             lane.inbox.put(packed)
 
-    def probe_health(self, timeout: float) -> Sequence[WorkerHealth]:
+    def probe_health(self, timeout: float) -> list[WorkerHealth]:
         """Read what each worker's host wrote of its progress."""
         for lane in self.lanes:
             if not lane.is_alive():
@@ -59,6 +58,7 @@ class ThreadsExecutor(Executor):
         for lane in self.lanes:
             if lane.ident is not None and lane is not threading.current_thread():
                 lane.join(max(0.0, deadline - time.monotonic()))
+        self.left()
 
     def called_from_worker(self) -> bool:
         """Whether the calling thread is a worker's."""
