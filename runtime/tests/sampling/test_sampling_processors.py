@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from hardpoint.config.schema import Config, SamplingConfig
+from hardpoint.config.schema import Config, SamplingConfig, SpeculativeConfig
 from hardpoint.errors import InvalidRequestError
 from hardpoint.logits_processor import LogitsProcessor, LogitsProcessorError
 from hardpoint.records import Offer
@@ -248,8 +248,11 @@ class Site:
         return {n: Offer(name=n, reference=r) for n, r in self.references.items()}
 
 
-def load(make_requests, site, *configured):
-    config = Config(sampling=SamplingConfig(logits_processors=configured))
+def load(make_requests, site, *configured, drafts=0):
+    config = Config(
+        sampling=SamplingConfig(logits_processors=configured),
+        speculative=SpeculativeConfig(num_speculative_tokens=drafts),
+    )
     return Processors.load(config, site, site, make_requests({}))
 
 
@@ -265,3 +268,10 @@ def test_they_come_from_plugins_references_and_objects(make_requests):
     assert [type(each) for each in found._changing] == [NoThirteen, Bans]
     assert [type(each) for each in found._refining] == [SeenLate]
     assert load(make_requests, Site()).begin([]) is None
+
+
+def test_those_of_plugins_are_left_out_where_drafts_are_judged(make_requests):
+    site = Site(b="house.none:Nothing")
+    with pytest.raises(UnresolvedReferenceError):
+        load(make_requests, site)
+    assert load(make_requests, site, drafts=2).begin([]) is None

@@ -6,6 +6,7 @@ hears of is which slots became free and which were taken.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from hardpoint.references import checked_class, resolve_class
 from torch import Tensor
 
 from hardpoint_runtime.batch.columns import Array
+
+_logger = logging.getLogger("hardpoint.worker")
 
 if TYPE_CHECKING:
     from hardpoint.config import Config
@@ -73,8 +76,14 @@ class Processors:
     ) -> Processors:
         """Construct those that plugins offer, by name, then the configured ones. Raises
         UnresolvedReferenceError or WrongClassError for what is none.
+
+        Under speculative decoding, where several tokens are judged at a time, plugins' are left out
+        (configured ones are a problem of the configuration there).
         """
         offers = registry.offers("hardpoint_logits_processors", platform.name)
+        if offers and config.speculative.num_speculative_tokens:
+            _logger.info("speculative decoding: no logits processor of a plugin: %s", [*offers])
+            offers = {}
         classes = [
             resolve_class(offers[name].reference, LogitsProcessor) for name in sorted(offers)
         ]
