@@ -18,6 +18,8 @@ from typing import Any
 from hardpoint_conformance.contract import ContractError
 
 SECONDS = 120
+_ENVIRONMENT = dict(os.environ)
+"""The variables before any plugin was imported here, which might have set some."""
 QUESTIONS = ("imported_by", "validated", "probe_seconds", "resolved_classes", "preloaded")
 
 
@@ -28,7 +30,7 @@ def ask(question: str, *arguments: object) -> dict[str, Any]:
     done = subprocess.run(  # noqa: S603 - this interpreter, this module
         [sys.executable, "-m", __name__, question, json.dumps(arguments, default=str)],
         capture_output=True, text=True, timeout=SECONDS, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     if done.returncode:
         raise ContractError(f"in a fresh process, {question} failed:\n{done.stderr.strip()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,6 @@ class Bench:
             raise TypeError("a group without a model's description")
         self.description = description
         self.vocab_size = description.vocab_size
-        self.oracle: Oracle = oracle_for(subject.probe, description)
-        subject.oracle = self.oracle.name
         self.tolerance = tolerance_for(subject.probe, executor.config.model.dtype)
 
     @classmethod
@@ -50,6 +49,13 @@ class Bench:
             bench = subject.shared = cls(subject, subject.ready())
         bench.steps.clear()
         return bench
+
+    @cached_property
+    def oracle(self) -> Oracle:
+        """What outputs are compared with; the weights are read when it is first asked."""
+        oracle = oracle_for(self.subject.probe, self.description)
+        self.subject.oracle = oracle.name
+        return oracle
 
     @property
     def most_seqs(self) -> int:

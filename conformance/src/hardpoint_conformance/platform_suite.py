@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
-from attrs import asdict, evolve
+from attrs import evolve
 from hardpoint.capabilities import SINCE, Capability, Support
 from hardpoint.config import Config
 from hardpoint.errors import ConfigError, HardpointError
@@ -24,6 +23,7 @@ from hardpoint_conformance.plugin_suite import HARMLESS
 from hardpoint_conformance.steps import GREEDY
 from hardpoint_conformance.subject import BLOCKS, MODEL_LENGTH
 from hardpoint_conformance.suite import Suite, not_applicable
+from hardpoint_conformance.unchanged import as_data
 from hardpoint_conformance.watching import Traces, left_after
 
 MASKS = ("3,6", "GPU-8a6f1c9e-0003,GPU-8a6f1c9e-0006")
@@ -94,11 +94,11 @@ class PlatformSuite(Suite):
         """limits, placement, check, environment, context: values out, nothing in."""
         prepared = self.subject.prepare()
         platform, config = prepared.platform, prepared.config
-        before = _frozen(config)
+        before = as_data(config)
         first = self._answers(platform, config)
         second = self._answers(platform, config)
         expect_equal(
-            _frozen(config), before, "a platform never changes the configuration that it is given",
+            as_data(config), before, "a platform never changes the configuration that it is given",
             where=Platform, do="Return what shall be changed from the hook hardpoint_configure.",
         )  # fmt: skip
         expect_equal(
@@ -235,9 +235,10 @@ class PlatformSuite(Suite):
         }  # fmt: skip
         sampling = evolve(GREEDY, **{parameter: values[parameter]})
         view = RequestView(req_id="kit", num_prompt_tokens=3, sampling=sampling)
+        same = evolve(GREEDY, **{parameter: values[parameter]})
         problem = self.subject.platform().check_request(view)
         expect(
-            view.sampling == sampling
+            view.sampling == same
             and (problem is None or (isinstance(problem, Problem) and problem.message)),
             "check_request returns a Problem or None and edits nothing", seen=problem,
             where=Platform.check_request, do="Return Problem(key=..., value=..., message=...).",
@@ -320,12 +321,3 @@ class PlatformSuite(Suite):
             platform.limits(config), placement, tuple(platform.check(config)),
             dict(platform.environment(config, placement)), platform.fork_safe(),
         )  # fmt: skip
-
-
-def _frozen(config: Config) -> Any:
-    """Return a deep copy of a configuration as plain data."""
-    return asdict(config, value_serializer=lambda _, __, value: _plain(value))
-
-
-def _plain(value: object) -> object:
-    return dict(value) if isinstance(value, Mapping) else value

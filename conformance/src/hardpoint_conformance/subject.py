@@ -25,6 +25,7 @@ from hardpoint.suggestions import did_you_mean
 from hardpoint_conformance.kit_model import ModelShape, write_model
 from hardpoint_conformance.outcomes import declared
 from hardpoint_conformance.probe import Probe, find_probe
+from hardpoint_conformance.unchanged import unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -172,11 +173,13 @@ class Subject:
             model=evolve(config.model, model=str(model)),
             description=read_description(str(model), config.load.load_format),
         )
-        config = resolution.configure(config, registry, platform)
-        config = resolution.fill_defaults(config, platform)
+        with unchanged(config, "hardpoint_configure"):
+            configured = resolution.configure(config, registry, platform)
+        config = resolution.fill_defaults(configured, platform)
         executor_class = select_executor(registry, config, platform)
         config = resolution.structure_plugins(config, registry)
-        resolution.check(config, registry, platform, executor_class)
+        with unchanged(config, "Platform.check"):
+            resolution.check(config, registry, platform, executor_class)
         return Prepared(executor_class, config, registry, platform)
 
     def start(self, shape: ModelShape | None = None, **overrides: object) -> Executor:

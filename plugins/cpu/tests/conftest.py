@@ -53,3 +53,10 @@ def v1(kernel):
 def v2(kernel):
     """As ``kernel``, with control groups of version 2."""
     return lambda files: kernel(files, **V2)
+
+
+def pytest_collection_modifyitems(items):
+    """Leave the real checkpoint to the slow lane: the tests of parity have it, too."""
+    for item in items:
+        if item.name.startswith("test_the_default_model"):
+            item.add_marker(pytest.mark.slow)

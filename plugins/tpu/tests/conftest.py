@@ -346,3 +346,10 @@ def dense() -> Callable[..., DenseLlama]:
         return DenseLlama(model.description, dict(model.tensors()))
 
     return make
+
+
+def pytest_collection_modifyitems(items):
+    """Leave what compiles shapes of its own to the slow lane."""
+    for item in items:
+        if item.name.startswith(("test_the_default_model", "test_two_that_share_each_layer_give")):
+            item.add_marker(pytest.mark.slow)

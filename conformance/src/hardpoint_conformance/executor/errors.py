@@ -83,7 +83,7 @@ class ErrorTests(ExecutorPart):
             if isinstance(error, RemoteError):
                 error = error.__cause__ or error
             expect(
-                point in str(error), "start raises what the first failing rank raised",
+                "injected fault" in str(error), "start raises what the first failing rank raised",
                 seen=repr(error), where=Executor.start, do="Raise the failing rank's own error.",
             )  # fmt: skip
 

@@ -74,11 +74,11 @@ class DrawTests(ModelRunnerPart):
         """A draw depends on (seed, position) and the logits, on nothing else."""
         bench = self.bench
         alone = bench.steps.alone(PROMPT, 8, DRAWN).output
-        request = bench.steps.add(PROMPT, DRAWN)
         others = [
             bench.steps.add(prompt, DRAWN.with_seed(5 + place))
             for place, prompt in enumerate(bench.prompts(bench.most_seqs - 1, seed=3))
         ]
+        request = bench.steps.add(PROMPT, DRAWN)  # in another row than alone
         bench.steps.run(8)
         self._expect_same(request.output, alone, "in a batch")
         bench.steps.finish(*others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,18 @@ from attrs import evolve
 from hardpoint.adapters import LoRARequest, PromptAdapterRequest
 from hardpoint.capabilities import Capability
 from hardpoint.errors import ConfigError, RemoteError
-from hardpoint.messages import ModelRunnerOutput, NewRequestData
+from hardpoint.messages import Logprobs, ModelRunnerOutput, NewRequestData
+from hardpoint.model_runner import ModelRunner
 from hardpoint.worker import Worker
 
 from hardpoint_conformance.contract import expect, expect_equal
+from hardpoint_conformance.default_answer import ANSWER, DECIDED, TOLERANCE, installed_model
+from hardpoint_conformance.default_answer import PROMPT as DEFAULT_PROMPT
 from hardpoint_conformance.generation import Bench
 from hardpoint_conformance.kit_adapter import write_adapter
+from hardpoint_conformance.llama_oracle import LlamaOracle
 from hardpoint_conformance.model_runner.part import ModelRunnerPart
+from hardpoint_conformance.steps import GREEDY
 from hardpoint_conformance.suite import needs, not_applicable
 
 PROMPT = (5, 9, 3, 77, 20, 21)
@@ -54,6 +60,53 @@ class FeatureTests(ModelRunnerPart):
             seen=f"generation {output.generation}, extra keys of {names}",
             where=ModelRunnerOutput, do="Copy step_id and generation from the plan.",
         )  # fmt: skip
+
+    def test_the_default_model_says_what_was_recorded(self) -> None:
+        """A real checkpoint, where it is installed; packed weights, a real vocabulary."""
+        model = installed_model()
+        if model is None:
+            not_applicable("the default model is not installed")
+        if not isinstance(self.bench.oracle, LlamaOracle):
+            not_applicable("the platform's model is a rule of its own")
+        bench = self._other(model=str(model))
+        count = next(n for n, each in enumerate(ANSWER) if each.gap < DECIDED)
+        scored = self.supports(Capability.LOGPROBS)
+        sampling = evolve(GREEDY, logprobs=1) if scored else GREEDY
+        request = bench.steps.alone(DEFAULT_PROMPT, count, sampling)
+        expect_equal(
+            request.output, [each.token for each in ANSWER[:count]],
+            "the default model's greedy answer is the recorded one", where=ModelRunner.load_model,
+            do="The kit's own model passes? Then look at packed weights, tied embeddings, and "
+            "sizes that are no powers of two.",
+        )  # fmt: skip
+        off = [
+            abs(row.values[0][0] - each.logprob)
+            for row, each in zip(request.logprobs, ANSWER, strict=False)
+        ]
+        expect(
+            max(off, default=0) <= TOLERANCE, "the default model's log-probabilities are the "
+            "recorded ones", seen=f"off by up to {max(off, default=0):.3g}", where=Logprobs,
+            do="Compare the layers' outputs with a reference, one by one.",
+        )  # fmt: skip
+        self.subject.end(bench.executor)
+
+    @needs(Capability.LOGPROBS_MODES)
+    def test_scores_of_processed_logits_show_what_can_be_chosen(self) -> None:
+        """``logprobs_mode``: processed ones have minus infinity where nothing can be chosen."""
+        bench = self._other(logprobs_mode="processed_logprobs")
+        allowed = (30, 31, 32)
+        sampling = evolve(GREEDY, logprobs=3, allowed_token_ids=allowed)
+        request = bench.steps.alone(PROMPT, 3, sampling)
+        for row in request.logprobs:
+            expect(
+                set(row.ids[0][1:4]) == set(allowed)
+                and abs(sum(map(math.exp, row.values[0][1:4])) - 1) < 0.01,
+                "with logprobs_mode = processed_logprobs the scores are of the logits that a token "
+                "is chosen from",
+                seen=f"ids {row.ids[0]}, values {row.values[0]} though only {allowed} are allowed",
+                where=Logprobs, do="Normalise after the edits, not before.",
+            )  # fmt: skip
+        self.subject.end(bench.executor)
 
     @needs(Capability.ASYNC_SCHEDULING)
     def test_two_steps_in_flight_give_the_same_answer(self) -> None:
