@@ -6,9 +6,6 @@ import asyncio
 import concurrent.futures
 import functools
 import gc
-import operator
-import random
-import threading
 import weakref
 
 import pytest
@@ -17,16 +14,6 @@ from hardpoint.errors import CallTimeoutError, LifecycleError, RemoteError
 
 def whoami(worker, *args, **kwargs):
     return worker.rank, args, kwargs
-
-
-def test_values_come_in_rank_order_one_for_each_worker(group, world_size):
-    ranks = list(range(world_size))
-    assert group.collective_rpc(operator.attrgetter("rank")) == ranks
-    assert group.collective_rpc(whoami) == [(rank, (), {}) for rank in ranks]
-    assert group.collective_rpc(whoami, args=(), kwargs={}) == [(rank, (), {}) for rank in ranks]
-    assert group.collective_rpc(whoami, args=[1, "b"], kwargs={"c": [2]}) == [
-        (rank, (1, "b"), {"c": [2]}) for rank in ranks
-    ]
 
 
 def test_a_method_is_called_by_name_with_its_arguments(group, world_size):
@@ -81,47 +68,7 @@ def test_a_reply_rank_that_is_none_is_refused(group, rank):
         group.collective_rpc(whoami, reply_rank=rank)
 
 
-def fail_on(worker, rank):
-    if worker.rank == rank:
-        raise KeyError("of a rank that was not asked")
-    return worker.rank
-
-
-def test_an_error_of_a_rank_that_need_not_reply_is_raised(group, world_size):
-    last = world_size - 1
-    with pytest.raises(RemoteError, match="of a rank that was not asked") as caught:
-        group.collective_rpc(fail_on, args=(last,), reply_rank=0)
-    assert caught.value.rank == last
-    assert group.collective_rpc(fail_on, args=(None,), reply_rank=0) == 0
-
-
 # Timeouts.
-
-
-def test_after_a_timeout_the_next_call_gets_its_own_answer(group, gate, eventually, world_size):
-    with pytest.raises(CallTimeoutError, match=r"'pass_gate' was not answered within 0.2 s"):
-        group.collective_rpc(gate.passing, args=gate.args, timeout=0.2)
-    assert group.calls.pending == 1
-    later = group.collective_rpc(whoami, args=("mine",), non_block=True)
-    gate.open()
-    assert later.result(20) == [(rank, ("mine",), {}) for rank in range(world_size)]
-    eventually(lambda: group.calls.pending == 0)
-    assert group.calls.late_replies == world_size
-
-
-def test_a_timeout_is_also_a_timeout_error_and_bounds_futures_too(group, gate):
-    future = group.collective_rpc(gate.passing, args=gate.args, timeout=0.1, non_block=True)
-    with pytest.raises(TimeoutError) as caught:
-        future.result(20)
-    assert isinstance(caught.value, CallTimeoutError)
-    gate.open()
-    assert group.collective_rpc("supported_tasks", timeout=20)
-
-
-@pytest.mark.parametrize("timeout", [-1, float("nan")])
-def test_an_impossible_timeout_is_refused(group, timeout):
-    with pytest.raises(ValueError, match="timeout must be at least 0"):
-        group.collective_rpc(whoami, timeout=timeout)
 
 
 @pytest.mark.parametrize("timeout", [float("inf"), 1e12])
@@ -142,26 +89,6 @@ def test_a_timeout_of_nothing_still_sends_the_call(group, gate, eventually):
 
 
 # Futures.
-
-
-def test_a_future_completes_by_itself(group, world_size):
-    done = threading.Event()
-    future = group.collective_rpc(whoami, non_block=True)
-    assert isinstance(future, concurrent.futures.Future)
-    future.add_done_callback(lambda _: done.set())
-    assert done.wait(20)
-    assert future.done()
-    assert future.result(0) == [(rank, (), {}) for rank in range(world_size)]
-
-
-def test_results_may_be_taken_in_any_order(group):
-    futures = [group.collective_rpc(whoami, args=(n,), non_block=True) for n in range(20)]
-    order = list(range(20))
-    random.Random(1).shuffle(order)
-    for n in order:
-        assert futures[n].result(20)[0][1] == (n,)
-    done, waiting = concurrent.futures.wait(futures, timeout=20)
-    assert (len(done), len(waiting)) == (20, 0)
 
 
 def test_waiting_for_a_result_in_vain_does_not_end_the_call(group, gate):
@@ -250,45 +177,3 @@ def test_a_large_argument_travels(group, kind):
 
 def length_of(worker, data):
     return len(data)
-
-
-def echo_or_fail(worker, number, fail):
-    if fail:
-        raise ValueError(number)
-    return number
-
-
-def test_a_hundred_calls_after_failures_and_timeouts_match_their_own_ids(group, gate, world_size):
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed: {seed}")
-    source = random.Random(seed)
-    with pytest.raises(CallTimeoutError):
-        group.collective_rpc(gate.passing, args=gate.args, timeout=0.01)
-    pending = {}
-    for number in range(100):
-        fail = source.random() < 0.3
-        timeout = source.choice([None, 20.0])
-        future = group.collective_rpc(
-            echo_or_fail, args=(number, fail), timeout=timeout, non_block=True
-        )
-        pending[number] = (future, fail)
-        if source.random() < 0.1:
-            with pytest.raises(CallTimeoutError):
-                group.collective_rpc(echo_or_fail, args=(-1, False), timeout=0)
-    gate.open()
-    numbers = list(pending)
-    source.shuffle(numbers)
-    for number in numbers:
-        future, fail = pending[number]
-        if fail:
-            with pytest.raises(RemoteError) as caught:
-                future.result(20)
-            assert caught.value.__cause__.args == (number,), f"seed {seed}"
-        else:
-            assert future.result(20) == [number] * world_size, f"seed {seed}"
-
-
-def test_the_workers_shutdown_is_not_called_alone(group, world_size):
-    with pytest.raises(LifecycleError, match=r"executor\.shutdown\(\)"):
-        group.collective_rpc("shutdown")
-    assert group.collective_rpc(lambda worker: worker.rank) == list(range(world_size))

@@ -44,14 +44,6 @@ def test_a_long_call_on_a_healthy_worker_is_healthy(group, gate, steps, world_si
     assert [report.busy_since for report in group.check_health()] == [None] * world_size
 
 
-def test_health_of_what_was_shut_down_is_an_error(group):
-    group.shutdown()
-    with pytest.raises(ExecutorFailedError, match="was shut down; start a new one"):
-        group.check_health()
-    with pytest.raises(ExecutorFailedError, match="was shut down"):
-        group.collective_rpc("supported_tasks")
-
-
 def test_failure_is_told_once_and_at_once_to_late_comers(group):
     heard, late = [], []
     group.register_failure_callback(heard.append)
@@ -104,18 +96,6 @@ def test_registration_races_with_failure_and_each_is_told_exactly_once(launcher)
 
 
 # Shutdown.
-
-
-def test_shutdown_ends_threads_and_is_idempotent(launcher):
-    before = ours()
-    group = launcher.loaded()
-    group.shutdown()
-    group.shutdown()
-    assert ours() <= before
-    with launcher.loaded() as again:
-        again.collective_rpc("supported_tasks")
-    assert ours() <= before
-    assert again.calls.pending == 0
 
 
 @pytest.mark.parametrize("point", ["build", "init_device", "load"])
