@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from concurrent.futures import Future
 from pathlib import Path
@@ -189,6 +190,11 @@ class FeatureTests(ModelRunnerPart):
             bench.executor.list_loras(), frozenset({1, 2}), "list_loras has what was added",
             where=Worker.list_loras, do="Return the ids of the loaded adapters.",
         )  # fmt: skip
+        expect_equal(
+            [bench.executor.remove_lora(number) for number in (1, 1, 99)], [True, False, False],
+            "remove_lora says whether there was such an adapter", where=Worker.remove_lora,
+            do="Return False for an id that is not loaded.",
+        )  # fmt: skip
 
     @needs(Capability.PROMPT_ADAPTERS)
     def test_a_soft_prompt_is_of_the_requests_that_name_it(self) -> None:
@@ -284,7 +290,7 @@ class FeatureTests(ModelRunnerPart):
             (folder / each.name).write_bytes(each.read_bytes())
         files = bench.executor.save_sharded_state(str(folder))
         expect(
-            all(saved.num_bytes == (folder / saved.name).stat().st_size
+            all((saved.num_bytes, saved.sha256) == _size_and_digest(folder / saved.name)
                 for rank in files for saved in rank),
             "the files that are reported are those that were written", seen=files,
             where=Worker.save_sharded_state, do="Report names, sizes and digests of the files.",
@@ -295,3 +301,8 @@ class FeatureTests(ModelRunnerPart):
                 other.steps.alone(PROMPT, 6).output, wanted, "saved shards load as the same model",
                 where=Worker.save_sharded_state, do="Save what is loaded, under the same names.",
             )  # fmt: skip
+
+
+def _size_and_digest(path: Path) -> tuple[int, str]:
+    data = path.read_bytes()
+    return len(data), hashlib.sha256(data).hexdigest()

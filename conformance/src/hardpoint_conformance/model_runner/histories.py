@@ -129,8 +129,10 @@ class HistoryTests(ModelRunnerPart):
         for index, reader in enumerate(readers):
             zero = tuple(blocks) if index == 0 else ()
             bench.steps.step({reader.req_id: 1}, blocks_to_zero=zero)
-        first, second = ([row.values for row in reader.logprobs] or reader.output
-                         for reader in readers)  # fmt: skip
+        first, second = (
+            [(row.ids, row.values) for row in reader.logprobs] or reader.output
+            for reader in readers
+        )
         expect_equal(
             first, second, "blocks_to_zero are zero before the step reads them",
             where=SchedulerOutput,
