@@ -45,7 +45,7 @@ $(VENV)/test.stamp: $(VENV)/demo.stamp
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy core/src engine/src conformance/src scaffold/src plugins/*/src/*/plugin.py
+	$(BIN)/mypy core/src engine/src conformance/src scaffold/src plugins/*/src/*/plugin.py examples/out_of_tree/*/src/*/plugin.py
 
 # Parity has the machine for itself: torch computes with every core there. The rest runs side by side, a thread each.
 # The last line of each: every check holds without `assert` statements, too (all of it in test-slow).
