@@ -163,18 +163,8 @@ class Front:
         requests = []
         for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
             request_id = str(next(self._ids))
-            requests.append(
-                _about(
-                    index,
-                    len(prompts),
-                    self._requests,
-                    request_id,
-                    prompt.ids,
-                    sampling,
-                    arrival,
-                    pooling,
-                )
-            )
+            given = (request_id, prompt.ids, sampling, arrival, pooling)
+            requests.append(_about(index, len(prompts), self._requests, *given))
             generations.append(
                 Generation(
                     request_id=request_id,

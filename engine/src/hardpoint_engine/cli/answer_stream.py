@@ -26,6 +26,16 @@ CLOSED_PIPE = 141
 """Exit code when nobody reads the answer any more: 128 + SIGPIPE, as other programs' in a pipe."""
 
 
+CONTROLS = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+"""Control characters -> what a terminal shows instead: what a model says moves no cursor, sets no
+title and colours nothing.
+"""
+
+
 class ClosedOutputError(Exception):
     """Whoever read standard output has gone."""
 
@@ -33,13 +43,15 @@ class ClosedOutputError(Exception):
 class AnswerStream:
     """Writes to ``out`` (standard output), each piece flushed: a pipe gets it at once, too.
 
-    Characters that the output's encoding lacks are replaced. Raises ClosedOutputError.
+    Characters that the output's encoding lacks are replaced, at a terminal also those that control
+    it. Raises ClosedOutputError.
     """
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = sys.stdout if out is None else out
         self._encoding = getattr(self._out, "encoding", None) or "utf-8"
         self._in_line = False
+        self._terminal = self._out.isatty()
 
     @property
     def unicode(self) -> bool:
@@ -50,6 +62,8 @@ class AnswerStream:
         """Write and flush ``text``."""
         if not text:
             return
+        if self._terminal:
+            text = text.translate(CONTROLS)
         if not self.unicode:
             text = text.encode(self._encoding, "replace").decode(self._encoding)
         try:
