@@ -32,7 +32,7 @@ def test_the_document_is_described_key_by_key():
     command = [Path(sys.executable).parent / "hardpoint", "generate", "--platform", "dummy"]
     command += ["--load-format", "dummy", "--raw", "--json", "--max-tokens", "2", "--n", "2"]
     command += ["--logprobs", "1", "--prompt-logprobs", "1", "one"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     section = PAGE.read_text().partition("## The document")[2]
     names = re.findall(r"`(\w+)`", section)
     assert keys_of(json.loads(done.stdout)) <= set(names)

@@ -33,7 +33,7 @@ COMMANDS = [
 
 
 def run(arguments: list[str]) -> str:
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
