@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 
+import hardpoint_conformance.plugin_suite
+import hardpoint_conformance.running
 import pytest
 
 ADOPTED = "from hardpoint_conformance import PluginSuite\nTestPlugin = PluginSuite.of('dummy')\n"
 QUICK = "test_only_one_distribution_claims_the_name"
+LOADED = (hardpoint_conformance.plugin_suite, hardpoint_conformance.running)
+"""Imported before the runs below, which forget their imports: numpy can be loaded only once."""
 LIGHT = "test_the_entry_point_leads_to_a_record_of_its_name"
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,10 @@ def ask(question: str, *arguments: object) -> dict[str, Any]:
         env={**_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     if done.returncode:
-        raise ContractError(f"in a fresh process, {question} failed:\n{done.stderr.strip()}")
+        lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        raise ContractError(
+            f"\n  in a fresh process:  {lines[-1]}\n\n" + "\n".join(f"    {line}" for line in lines)
+        )
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
@@ -48,7 +53,7 @@ def imported_by(module: str) -> dict[str, Any]:
     importlib.reload(sys.modules[module])
     changed = "changed os.environ" if variables != dict(os.environ) else ""
     known = {*sys.stdlib_module_names, "hardpoint", "hardpoint_conformance"}
-    return {"foreign": sorted(tops - known), "said": changed}
+    return {"foreign": sorted(tops - known), "named": _named_by(module), "said": changed}
 
 
 def validated(kind: str, name: str, settings: dict[str, object]) -> dict[str, Any]:
@@ -88,23 +93,22 @@ def probe_seconds(kind: str, name: str, settings: dict[str, object]) -> dict[str
 
 
 def resolved_classes(name: str, settings: dict[str, object]) -> dict[str, Any]:
-    """Import the Worker and ModelRunner classes of a platform; say which they are."""
+    """Import the Worker and ModelRunner classes of a platform; say what they lack and misspell."""
     from hardpoint.model_runner import ModelRunner
     from hardpoint.references import resolve_class
     from hardpoint.worker import Worker
 
     platform = _platform(name, settings)
-    found = {
-        "worker_class": resolve_class(platform.worker_class, Worker),
-        "model_runner_class": resolve_class(platform.model_runner_class, ModelRunner),
-    }
-    return {
-        key: {
+    contracts: dict[str, type] = {"worker_class": Worker, "model_runner_class": ModelRunner}
+    found = {}
+    for key, contract in contracts.items():
+        kind: type = resolve_class(getattr(platform, key), contract)
+        found[key] = {
             "name": kind.__qualname__,
             "abstract": sorted(getattr(kind, "__abstractmethods__", ())),
+            "misspelt": _near_misses(kind, contract),
         }
-        for key, kind in found.items()
-    }
+    return found
 
 
 def preloaded(name: str, settings: dict[str, object]) -> dict[str, Any]:
@@ -114,6 +118,34 @@ def preloaded(name: str, settings: dict[str, object]) -> dict[str, Any]:
     for module in _platform(name, settings).preload:
         importlib.import_module(module)
     return {"devices": sorted(_open_devices()), "initialised": find_probe(name).initialised()}
+
+
+def _named_by(module: str) -> list[str]:
+    """Return the top-level names that the source of a module imports itself."""
+    source = Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8")
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return sorted(names)
+
+
+def _near_misses(kind: type, contract: type) -> list[str]:
+    """Return methods of ``kind`` that override nothing and are spelt nearly like one of the
+    contract that it does not override.
+    """
+    known = {name for name in dir(contract) if not name.startswith("_")}
+    found = []
+    for owner in kind.__mro__:
+        if owner is contract:
+            break
+        for name in vars(owner):
+            near = get_close_matches(name, known, 1, 0.85) if name not in known else []
+            if near and getattr(kind, near[0], None) is getattr(contract, near[0]):
+                found.append(f"{owner.__name__}.{name} (is {near[0]} meant?)")
+    return sorted(found)
 
 
 def _platform(name: str, settings: dict[str, object]) -> Any:
@@ -130,12 +162,15 @@ def _validate(kind: str, name: str, settings: dict[str, object]) -> None:
     from hardpoint.registry import Registry
     from hardpoint.selection import select_executor, select_platform
 
+    from hardpoint_conformance.unchanged import unchanged
+
     named = {"platform": name} if kind == "platform" else {"platform": "dummy", "executor": name}
     config = load_config(overrides={**named, **settings}, environ={})
     registry = Registry.discover(config)
     platform = select_platform(registry, config)
-    config = resolution.configure(config, registry, platform)
-    config = resolution.fill_defaults(config, platform)
+    with unchanged(config, "hardpoint_configure"):
+        configured = resolution.configure(config, registry, platform)
+    config = resolution.fill_defaults(configured, platform)
     placement = platform.placement(config)
     platform.limits(config)
     platform.environment(config, placement)

@@ -150,6 +150,11 @@ class PlatformSuite(Suite):
                 seen=f"{found['name']} lacks {', '.join(found['abstract'])}", where=Platform,
                 do="Implement them; those that the platform cannot do are optional ones.",
             )  # fmt: skip
+            expect(
+                not found["misspelt"], f"a method of {key} that is named nearly like one of the "
+                "contract overrides it", seen=", ".join(found["misspelt"]), where=Platform,
+                do="Correct the name, or choose one that cannot be taken for it.",
+            )  # fmt: skip
 
     # What then happens.
 

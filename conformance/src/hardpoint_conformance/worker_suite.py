@@ -164,6 +164,16 @@ class WorkerSuite(Suite):
                 seen=f"rank {rank}: {free!r}, and {wanted} are needed",
                 where=Worker.determine_available_memory, do="Measure after loading, in bytes.",
             )  # fmt: skip
+            devices = [device.memory_bytes for device in group.platform.probe().devices]
+            share = group.placement.devices_per_worker
+            if devices and None not in devices:
+                most = share * max(size or 0 for size in devices)
+                expect(
+                    free <= most, "no more memory is available than the devices have",
+                    seen=f"rank {rank}: {free} bytes, and its devices have {most} in all",
+                    where=Worker.determine_available_memory, do="Look whether free and total are "
+                    "swapped, and at their units.",
+                )  # fmt: skip
         self.subject.end(group)
 
     def test_a_cache_that_cannot_fit_is_a_memory_budget_error(self) -> None:
