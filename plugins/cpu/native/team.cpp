@@ -18,11 +18,18 @@ inline void rest() {
 }  // namespace
 
 Team::Team(int members) : members_(members < 1 ? 1 : members) {
-    for (int member = 1; member < members_; member++)
-        threads_.emplace_back([this, member] { serve(member); });
+    try {
+        for (int member = 1; member < members_; member++)
+            threads_.emplace_back([this, member] { serve(member); });
+    } catch (...) {  // the system gives no more threads
+        end();
+        throw;
+    }
 }
 
-Team::~Team() {
+Team::~Team() { end(); }
+
+void Team::end() {
     {
         std::lock_guard<std::mutex> lock(mutex_);
         closed_ = true;

@@ -27,6 +27,7 @@ public:
 
 private:
     void serve(int member);
+    void end();
 
     const int members_;
     std::vector<std::thread> threads_;

@@ -10,9 +10,9 @@ from hardpoint_runtime.worker import TorchWorker
 
 from hardpoint_cpu import threads
 from hardpoint_cpu.device import CpuDeviceOps
+from hardpoint_cpu.model_runner import CpuModelRunner
 
 if TYPE_CHECKING:
-    from hardpoint_cpu.model_runner import CpuModelRunner
     from hardpoint_cpu.platform import CpuPlatform
     from hardpoint_cpu.settings import CpuSettings
 
@@ -64,5 +64,6 @@ class CpuWorker(TorchWorker):
         """Return what is left of the budget after a profiling run, less what a native program will
         take and a reserve.
         """
-        runner = cast("CpuModelRunner", self._runner("determine_available_memory"))
-        return super().determine_available_memory() - runner.program_bytes() - RESERVE
+        runner = self._runner("determine_available_memory")
+        program = runner.program_bytes() if isinstance(runner, CpuModelRunner) else 0
+        return super().determine_available_memory() - program - RESERVE
