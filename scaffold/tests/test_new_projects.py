@@ -9,7 +9,8 @@ import tomllib
 
 import hardpoint
 import pytest
-from hardpoint.capabilities import Capability
+from hardpoint.capabilities import YES, Capability
+from hardpoint_cpu.platform import CpuPlatform
 from hardpoint_scaffold import project
 from hardpoint_scaffold.names import LONGEST, checked_names
 
@@ -92,6 +93,12 @@ def test_the_platform_answers_for_each_capability():
     offered = {name for name, answer in answers.items() if answer == "YES"}
     assert offered == project.OFFERED_BY_THE_TOOLKIT
     assert set(answers.values()) == {"YES", "NOT_YET"}
+
+
+def test_what_the_toolkit_does_is_offered():
+    """All that the host's platform has of it, but recorded graphs: a device has its own."""
+    host = {each.name for each, answer in CpuPlatform.capabilities.items() if answer is YES}
+    assert host - project.OFFERED_BY_THE_TOOLKIT == {"GRAPHS"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -132,7 +132,7 @@ class WheelEnvironment:
         """``python ARGUMENTS``, with none of the variables that would let it see more."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("HARDPOINT_", "PYTHON"))}
         return subprocess.run(
-            [self.python, *map(str, arguments)], capture_output=True, text=True, timeout=300,
+            [self.python, *map(str, arguments)], capture_output=True, text=True, timeout=600,
             check=False, env={**kept, **variables}, cwd=cwd or self.folder,
         )  # fmt: skip
 

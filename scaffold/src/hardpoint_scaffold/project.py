@@ -110,6 +110,7 @@ OFFERED_BY_THE_TOOLKIT = frozenset(
         Capability.PREFIX_CACHING.name,
         Capability.LOGPROBS.name,
         Capability.PROMPT_LOGPROBS.name,
+        Capability.LOGPROBS_MODES.name,
         Capability.GRAMMAR.name,
         Capability.POOLING.name,
         Capability.BLOCK_COPIES.name,
