@@ -1,0 +1,425 @@
+"""Executors that are wrong in one way each: the threads of the example, with one part changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+from attrs import evolve
+from hardpoint.errors import ExecutorFailedError, WorkerDiedError
+from hardpoint.rpc.failures import RemoteFailure
+from hardpoint_threads.executor import ThreadsExecutor
+from hardpoint_uniproc.executor import UniProcExecutor
+from mutation import broken
+
+MATCH = "test_many_calls_that_fail_time_out_or_succeed_match_their_ids"
+LEAVES_NOTHING = "test_shutdown_is_idempotent_and_leaves_nothing"
+FAILED_START = "test_a_start_that_fails_leaves_nothing_and_can_be_tried_again"
+TOLD = "test_a_remote_error_has_type_rank_traceback_notes_and_the_original"
+LEAKED = []
+
+
+class Tampered(ThreadsExecutor):
+    """Threads whose replies a mutant may change: :meth:`reply` in place of what the host said."""
+
+    def start_workers(self):
+        super().start_workers()
+        real = self.calls
+
+        class Between:
+            begin = staticmethod(real.begin)
+
+            @staticmethod
+            def deliver(reply):
+                changed = self.reply(reply)
+                if changed is not None:
+                    real.deliver(changed)
+
+        for lane in self.lanes:
+            lane.calls = Between
+
+    def reply(self, reply):
+        return reply
+
+
+@broken("nothing")
+class TwinThreads(Tampered):
+    """Unbroken."""
+
+
+@broken("nothing")
+class TwinUni(UniProcExecutor):
+    """Unbroken."""
+
+
+# Replies.
+
+
+@broken("a reply is given to the call after, and the other way round", MATCH)
+class SwappedReplies(Tampered):
+    kept = None
+
+    def reply(self, reply):
+        if reply.rank or reply.call_id < 40:
+            return reply
+        kept, self.kept = self.kept, None
+        if kept is None:
+            self.kept = reply
+            return None
+        self.calls.deliver(evolve(kept, call_id=reply.call_id))
+        return evolve(reply, call_id=kept.call_id)
+
+
+@broken(
+    "an exception of a rank other than 0 is swallowed",
+    "test_an_error_of_a_rank_that_need_not_reply_is_raised",
+)
+class SwallowedError(Tampered):
+    def reply(self, reply):
+        return evolve(reply, failure=None) if reply.rank and reply.failure else reply
+
+
+@broken(
+    "replies say they are of another rank", "test_values_come_in_rank_order_one_for_each_worker"
+)
+class RanksMixed(Tampered):
+    def reply(self, reply):
+        return evolve(reply, rank=self.world_size - 1 - reply.rank)
+
+
+@broken("exceptions come as text", TOLD)
+class ErrorsAsText(Tampered):
+    def reply(self, reply):
+        if reply.failure is None:
+            return reply
+        failure = RemoteFailure.of(RuntimeError("worker raised an error"))
+        return evolve(reply, failure=failure)
+
+
+@broken(
+    "every value comes back, whoever was asked",
+    "test_reply_rank_gives_one_bare_value_though_all_work",
+)
+class AllValues(ThreadsExecutor):
+    def collective_rpc(
+        self, method, *, args=(), kwargs=None, timeout=None, non_block=False, reply_rank=None
+    ):
+        del reply_rank
+        return super().collective_rpc(
+            method, args=args, kwargs=kwargs, timeout=timeout, non_block=non_block
+        )
+
+
+# Calls.
+
+
+class _NewestFirst:
+    """A queue that gives what waits in the wrong order."""
+
+    def __init__(self):
+        self.waiting, self.there = [], threading.Condition()
+
+    def put(self, call):
+        with self.there:
+            self.waiting.append(call)
+            self.there.notify()
+
+    def get(self):
+        with self.there:
+            self.there.wait_for(lambda: self.waiting)
+            return self.waiting.pop(0 if self.waiting[-1] is None else -1)
+
+
+@broken("the newest call is run first", "test_calls_run_in_the_order_in_which_they_were_made")
+class LastInFirstOut(ThreadsExecutor):
+    def start_workers(self):
+        super().start_workers()
+        for lane in self.lanes:
+            old, lane.inbox = lane.inbox, _NewestFirst()
+            old.put(_Nothing)
+
+
+class _Nothing:
+    """A call that nobody made: it has the thread look at its other queue."""
+
+    call_id = -1
+
+
+@broken("arguments are not copied", "test_driver_and_worker_share_no_mutable_value")
+class SharedArguments(ThreadsExecutor):
+    def call_workers(self, call):
+        packed = evolve(call.pack(self.codec), body=(call.method, call.args, call.kwargs))
+        for lane in self.lanes:
+            lane.inbox.put(packed)
+
+
+@broken("the second rank gets no arguments", "test_every_worker_gets_the_arguments")
+class ArgumentsForTheFirst(ThreadsExecutor):
+    def call_workers(self, call):
+        whole = call.pack(self.codec)
+        bare = evolve(call, args=call.args[:0]).pack(self.codec)
+        for lane in self.lanes:
+            lane.inbox.put(bare if lane.context.rank else whole)
+
+
+@broken("a timeout is ignored", "test_after_a_timeout_the_next_call_gets_its_own_answer")
+class NoTimeouts(ThreadsExecutor):
+    def collective_rpc(
+        self, method, *, args=(), kwargs=None, timeout=None, non_block=False, reply_rank=None
+    ):
+        return super().collective_rpc(
+            method, args=args, kwargs=kwargs, non_block=non_block, reply_rank=reply_rank
+        )
+
+
+@broken("any timeout is taken", "test_an_impossible_timeout_is_refused")
+class AnyTimeout(ThreadsExecutor):
+    def collective_rpc(self, method, *, timeout=None, **more):
+        wrong = timeout is not None and not timeout >= 0
+        return super().collective_rpc(method, timeout=None if wrong else timeout, **more)
+
+
+@broken(
+    "a call that was cancelled is run all the same",
+    "test_a_call_that_is_cancelled_while_it_queues_never_runs",
+)
+class CancelledButRun(ThreadsExecutor):
+    def start_workers(self):
+        super().start_workers()
+        real = self.calls
+
+        class Between:
+            deliver = staticmethod(real.deliver)
+
+            @staticmethod
+            def begin(call_id):
+                real.begin(call_id)
+                return True
+
+        for lane in self.lanes:
+            lane.calls = Between
+
+
+@broken(
+    "after a timeout nothing works any more",
+    "test_after_a_timeout_the_next_call_gets_its_own_answer",
+)
+class TimeoutIsTheEnd(ThreadsExecutor):
+    def collective_rpc(self, method, **more):
+        try:
+            return super().collective_rpc(method, **more)
+        except TimeoutError as error:
+            self.fail(ExecutorFailedError(f"a call timed out: {error}"))
+            raise
+
+
+@broken(
+    "what cannot travel is replaced by None",
+    "test_an_argument_that_cannot_cross_is_named_and_nothing_is_sent",
+)
+class UnsendableIsNone(ThreadsExecutor):
+    def call_workers(self, call):
+        from hardpoint.errors import EncodingError
+
+        try:
+            super().call_workers(call)
+        except EncodingError:
+            super().call_workers(evolve(call, args=tuple(None for _ in call.args), kwargs={}))
+
+
+@broken("a future is complete only when somebody waits for it", "test_a_future_completes_by_itself")
+class LazyFutures(Tampered):
+    def collective_rpc(self, method, *, non_block=False, **more):
+        if not non_block:
+            return super().collective_rpc(method, **more)
+        from concurrent.futures import Future
+
+        executor = self
+
+        class Lazy(Future):
+            def result(self, timeout=None):
+                if not self.done():
+                    self.set_result(executor.collective_rpc(method, **more))
+                return super().result(timeout)
+
+        return Lazy()
+
+
+@broken(
+    "a step that fails is an empty output", "test_a_failing_step_fails_alone_and_is_never_an_output"
+)
+class FailureIsAnOutput(ThreadsExecutor):
+    def execute_model(self, scheduler_output, non_block=False):
+        from hardpoint.errors import RemoteError
+        from hardpoint.messages import ModelRunnerOutput
+
+        try:
+            return super().execute_model(scheduler_output, non_block)
+        except RemoteError:
+            return ModelRunnerOutput(step_id=scheduler_output.step_id)
+
+
+@broken(
+    "a step of an earlier generation is run, and its reply accepted",
+    "test_a_step_of_another_generation_is_refused",
+)
+class OldGenerationServed(ThreadsExecutor):
+    def call_workers(self, call):
+        def current(value):
+            old = hasattr(value, "step_id") and hasattr(value, "generation")
+            return evolve(value, generation=self.generation) if old else value
+
+        super().call_workers(
+            evolve(call, generation=self.generation, args=tuple(map(current, call.args)))
+        )
+
+
+# Life.
+
+
+@broken(
+    "health waits until a busy worker is idle", "test_a_long_call_on_a_healthy_worker_is_healthy"
+)
+class HealthBehindCalls(ThreadsExecutor):
+    def probe_health(self, timeout):
+        end = time.monotonic() + timeout
+        while any(lane.host.result().health().busy_since for lane in self.lanes):
+            if time.monotonic() > end:
+                raise WorkerDiedError(rank=0, pid=0, exit=None)
+            time.sleep(0.01)
+        return super().probe_health(timeout)
+
+
+@broken(
+    "an executor that has failed says so to nobody",
+    "test_failure_is_told_once_and_at_once_to_late_comers",
+)
+class FailsInSilence(ThreadsExecutor):
+    def register_failure_callback(self, callback):
+        pass
+
+
+@broken(
+    "the callback of a failure is called twice",
+    "test_failure_is_told_once_and_at_once_to_late_comers",
+)
+class FailureToldTwice(ThreadsExecutor):
+    def register_failure_callback(self, callback):
+        super().register_failure_callback(callback)
+        super().register_failure_callback(callback)
+
+
+@broken("shutdown raises when it is called again", LEAVES_NOTHING)
+class ShutdownOnce(ThreadsExecutor):
+    ended = False
+
+    def shutdown(self, timeout=10.0):
+        if self.ended:
+            raise ExecutorFailedError("it was shut down already")
+        self.ended = True
+        super().shutdown(timeout)
+
+
+@broken("shutdown leaves a child process", LEAVES_NOTHING)
+class LeakedProcess(ThreadsExecutor):
+    def start_workers(self):
+        super().start_workers()
+        LEAKED.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+
+
+@broken("shutdown leaves a thread", LEAVES_NOTHING)
+class LeakedExecutorThread(ThreadsExecutor):
+    def start_workers(self):
+        super().start_workers()
+        threading.Thread(target=threading.Event().wait, args=(60,), daemon=True).start()
+
+
+@broken(
+    "shutdown waits for as long as a worker is stuck",
+    "test_shutdown_keeps_its_deadline_though_a_worker_is_stuck",
+)
+class NoDeadline(ThreadsExecutor):
+    def stop_workers(self, deadline):
+        super().stop_workers(deadline + 30)
+
+
+@broken(
+    "a shut down executor takes calls that nobody answers", "test_calls_after_shutdown_are_errors"
+)
+class TakesCallsAfterTheEnd(ThreadsExecutor):
+    def collective_rpc(self, method, **more):
+        return [None] * self.world_size if self._closed else super().collective_rpc(method, **more)
+
+
+@broken("workers are not shut down", "test_the_worker_is_shut_down_once")
+class WorkersNotShutDown(ThreadsExecutor):
+    def start_workers(self):
+        super().start_workers()
+        for lane in self.lanes:
+            lane.host.result().close = lambda: None
+
+
+@broken(
+    "the workers' shutdown can be called alone", "test_the_workers_shutdown_is_not_called_alone"
+)
+class ShutdownByName(ThreadsExecutor):
+    def collective_rpc(self, method, **more):
+        if method == "shutdown":
+            return [None] * self.world_size
+        return super().collective_rpc(method, **more)
+
+
+@broken("a start that fails leaves its threads", f"{FAILED_START}[load]")
+class StartLeavesThreads(ThreadsExecutor):
+    def stop_workers(self, deadline):
+        LEAKED.append(self)  # dropped, it would end its threads
+        if self.load_reports:
+            super().stop_workers(deadline)
+
+
+@broken(
+    "a failure to load is not raised by the start",
+    "test_a_failure_of_the_start_is_raised_by_the_start",
+)
+class StartSwallows(ThreadsExecutor):
+    def collective_rpc(self, method, **more):
+        from hardpoint.errors import RemoteError
+
+        try:
+            return super().collective_rpc(method, **more)
+        except RemoteError:
+            if method == "load_model":
+                return []
+            raise
+
+
+@broken(
+    "each worker loads the plugins for itself", "test_plugins_are_visible_once_in_every_process"
+)
+class PluginsUnseen(ThreadsExecutor):
+    def start_workers(self):
+        from hardpoint.registry import Registry
+
+        super().start_workers()
+        for lane in self.lanes:
+            lane.host.result().worker.registry = Registry.from_resolved(())
+
+
+@broken("engines of one process share their calls", "test_two_engines_in_one_process_share_nothing")
+class SharedCalls(ThreadsExecutor):
+    shared = None
+
+    def start_workers(self):
+        if type(self).shared is not None:
+            self.lanes = type(self).shared
+            for lane in self.lanes:
+                lane.calls = self.calls
+            return
+        super().start_workers()
+        type(self).shared = self.lanes
+
+    def stop_workers(self, deadline):
+        super().stop_workers(deadline)
+        type(self).shared = None
