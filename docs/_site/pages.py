@@ -31,6 +31,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "stages": tables.stages,
     "numbers": tables.numbers,
     "suites": suites.sections,
+    "mutants": suites.mutants,
     "hooks": hooks.summary,
     "hook_sections": hooks.sections,
     "errors": errors.sections,

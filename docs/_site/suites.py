@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from pathlib import Path
 
 import hardpoint_conformance as kit
 from hardpoint.capabilities import Capability
 from hardpoint_conformance.suite import NEEDS, Suite
 from tables import table
 
+ROOT = Path(__file__).resolve().parents[2]
+MUTANTS = ROOT / "tests" / "mutants"
 SUITES = ("PluginSuite", "PlatformSuite", "WorkerSuite", "ModelRunnerSuite", "ExecutorSuite")
 
 
 def sections() -> str:
     """Return a table of the tests of each suite."""
     return "\n".join(_section(getattr(kit, name)) for name in SUITES)
+
+
+def mutants() -> str:
+    """Return a table of the broken plugins, and which test notices each."""
+    before = list(sys.path)
+    sys.path += map(str, (MUTANTS, *(ROOT / "examples" / "out_of_tree").glob("*/src")))
+    try:
+        from catalogue import MUTATIONS
+    finally:
+        sys.path[:] = before
+    rows = [
+        (each.wrong, each.suite, ", ".join(map(_sentence, each.caught_by)))
+        for each in MUTATIONS
+        if each.caught_by
+    ]
+    return table(("what is wrong", "suite", "the test that notices"), rows)
+
+
+def _sentence(test: str) -> str:
+    name, bracket, rest = test.rpartition("::")[2].partition("[")
+    return name.removeprefix("test_").replace("_", " ") + (f" `{bracket}{rest}`" if rest else "")
 
 
 def tests_of(suite: type[Suite]) -> dict[str, object]:

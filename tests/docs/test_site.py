@@ -87,6 +87,12 @@ def test_every_test_of_the_kit_is_on_the_page_on_certifying(site):
             assert test.removeprefix("test_").replace("_", " ") in page, f"{name}.{test}"
 
 
+def test_every_mutant_has_its_row():
+    rows = suites.mutants().splitlines()[2:]
+    assert len(rows) >= 60
+    assert all(cell.strip() for row in rows for cell in row.strip("|").split(" | "))
+
+
 def test_the_page_on_certifying_shows_what_the_examples_run():
     text = (DOCS / "certifying.md").read_text()
     shown = re.findall(
