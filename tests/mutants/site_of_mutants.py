@@ -39,13 +39,19 @@ class Mutant(Base):
 """
 DUMMY = ("hardpoint_dummy.platform", "DummyPlatform", "hardpoint_dummy.settings:DummySettings")
 CPU = ("hardpoint_cpu.platform", "CpuPlatform", "hardpoint_cpu.settings:CpuSettings")
-PROBE = "hardpoint_conformance.dummy_probe:DummyProbe"
+PROBE = """
+from hardpoint_conformance.dummy_probe import DummyProbe
+
+class MutantProbe(DummyProbe):
+    def tracing(self, folder):
+        return {{"plugins.{name}.trace_folder": folder}}
+"""
 
 
 def write_site(folder: Path, mutations: Iterable[Mutation]) -> None:
     """Write the distribution ``hardpoint-mutants`` into ``folder``."""
     groups: dict[str, list[str]] = {"platforms": [], "executors": [], "conformance": []}
-    for part in ("mutant_plugins", "mutant_platforms"):
+    for part in ("mutant_plugins", "mutant_platforms", "mutant_probes"):
         (folder / part).mkdir()
         (folder / part / "__init__.py").touch()
     for mutation in mutations:
@@ -56,7 +62,9 @@ def write_site(folder: Path, mutations: Iterable[Mutation]) -> None:
         group = "executors" if mutation.suite == "ExecutorSuite" else "platforms"
         groups[group].append(f"{mutation.name} = mutant_plugins.{module}")
         if group == "platforms" and base_of(mutation) is DUMMY:
-            groups["conformance"].append(f"{mutation.name} = {PROBE}")
+            probe = PROBE.format(name=mutation.name)
+            (folder / "mutant_probes" / f"{module}.py").write_text(probe)
+            groups["conformance"].append(f"{mutation.name} = mutant_probes.{module}:MutantProbe")
     info = folder / "hardpoint_mutants-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(
