@@ -209,9 +209,7 @@ class Subject:
         return folder
 
     def prepare_spread(self, **sizes: object) -> Prepared | None:
-        """Decide everything for several workers: by the executor under test, else by the default
-        one; None where only the executor for several is missing.
-        """
+        """Decide everything for several workers; None where no executor for several is installed."""
         try:
             return self.prepare(None, **sizes)
         except PluginNotFoundError:
