@@ -209,7 +209,7 @@ class Subject:
         return folder
 
     def prepare_spread(self, **sizes: object) -> Prepared | None:
-        """Decide everything for several workers; None where no executor for several is installed."""
+        """Decide all for several workers; None where no executor for several is installed."""
         try:
             return self.prepare(None, **sizes)
         except PluginNotFoundError:
