@@ -26,7 +26,6 @@ OFFERED = frozenset(
         Capability.BLOCK_COPIES,
         Capability.GRAPHS,
         Capability.TENSOR_PARALLEL,
-        Capability.PIPELINE_PARALLEL,
     }
 )
 QUANTIZATIONS = (None, "acme8")
