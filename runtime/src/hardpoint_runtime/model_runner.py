@@ -226,7 +226,7 @@ class TorchModelRunner(ModelRunner):
         self.model = model
         self.layers = dict(model.named_modules())
         if self.seat.pipeline is not None:
-            self.line = StageLine(self.seat.pipeline, self.dtype)
+            self.line = StageLine(self.seat.pipeline, self.dtype, self.device)
         self.device.synchronize()
         held = {
             tensor.data_ptr(): tensor.numel() * tensor.element_size()

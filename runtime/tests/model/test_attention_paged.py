@@ -23,7 +23,9 @@ DEVICE = HostDeviceOps()
 class Batch:
     """Requests with all their keys and values, in a cache full of NaN apart from them."""
 
-    def __init__(self, seed, lengths, block_size, *, dtype=torch.float32, head_v=HEAD):
+    def __init__(
+        self, seed, lengths, block_size, *, dtype=torch.float32, head_v=HEAD, cache_dtype=None
+    ):
         self.generator = torch.Generator().manual_seed(seed)
         self.block_size = block_size
         self.dtype = dtype
@@ -36,8 +38,8 @@ class Batch:
         self.values = [self._random(length, KV_HEADS, head_v) for length, _ in self.lengths]
         self.queries = [self._random(queries, HEADS, HEAD) for _, queries in self.lengths]
         shape = (sum(needed) + 4, block_size, KV_HEADS)
-        self.key_cache = torch.full((*shape, HEAD), torch.nan, dtype=dtype)
-        self.value_cache = torch.full((*shape, head_v), torch.nan, dtype=dtype)
+        self.key_cache = torch.full((*shape, HEAD), torch.nan, dtype=cache_dtype or dtype)
+        self.value_cache = torch.full((*shape, head_v), torch.nan, dtype=cache_dtype or dtype)
         for row, (length, queries) in enumerate(self.lengths):
             self._put(row, 0, length - queries)
 
@@ -202,6 +204,19 @@ def test_bfloat16_stays_near_the_formula():
     for options in ({}, {"softcap": 5.0}):
         outputs, _ = batch.run(**options)
         assert largest_error(batch, outputs, **options) < 2e-2
+
+
+@pytest.mark.parametrize("fixed", [None, (160, 150)])
+def test_a_cache_of_another_type_holds_keys_and_values_rounded_to_it(fixed):
+    outputs, _ = Batch(4, random_lengths(4), 16, cache_dtype=torch.bfloat16).run(fixed=fixed)
+    rounded = Batch(4, random_lengths(4), 16)
+    for parts in (rounded.keys, rounded.values):
+        parts[:] = [part.bfloat16().float() for part in parts]
+    for row, (length, queries) in enumerate(rounded.lengths):
+        rounded._put(row, 0, length - queries)
+    expected, _ = rounded.run(fixed=fixed)
+    for row, out in expected.items():
+        torch.testing.assert_close(outputs[row], out, atol=1e-6, rtol=0)
 
 
 def test_order_in_the_batch_does_not_change_outputs():

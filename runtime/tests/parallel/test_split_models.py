@@ -265,7 +265,7 @@ def require_equal(description, memory_ranks, failing, tensor, pipeline):
 
     def run(world):
         seat = seated(memory_ranks, tensor, pipeline, world)
-        line = StageLine(seat.pipeline, torch.float32) if seat.pipeline else None
+        line = StageLine(seat.pipeline, torch.float32, HostDeviceOps()) if seat.pipeline else None
         try:
             return seat.is_last_stage, Runs(loaded(description, seat), line).run()
         finally:

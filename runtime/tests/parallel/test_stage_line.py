@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attrs import frozen
+from hardpoint_runtime.device import HostDeviceOps
 from hardpoint_runtime.parallel.groups import Axis
 from hardpoint_runtime.parallel.pipeline import StageFailedError, StageLine
 
@@ -35,7 +36,7 @@ class Adding:
 
 def life(line, failing, step_id, before):
     """Run every step on one stage; return what came out, or the error's text."""
-    stage, model, results = StageLine(line, torch.float32), Adding(line), {}
+    stage, model, results = StageLine(line, torch.float32, HostDeviceOps()), Adding(line), {}
     for step in STEPS:
         fails = (line.index, step) == (failing, step_id)
         positions = torch.arange(TOKENS[step])
@@ -87,7 +88,7 @@ def test_a_step_that_a_stage_never_heard_of_is_missed_not_mistaken(ranks, failin
     """It was lost on the way to one stage only: that stage runs the next as its own."""
 
     def some(line):
-        stage, model, results = StageLine(line, torch.float32), Adding(line), {}
+        stage, model, results = StageLine(line, torch.float32, HostDeviceOps()), Adding(line), {}
         for step in STEPS:
             if (line.index, step) == (0, 3):
                 continue
@@ -112,7 +113,7 @@ def test_a_step_that_a_stage_never_heard_of_is_missed_not_mistaken(ranks, failin
 
 def test_another_number_of_tokens_is_refused(ranks, failing):
     def unequal(line):
-        stage, model = StageLine(line, torch.float32), Adding(line)
+        stage, model = StageLine(line, torch.float32, HostDeviceOps()), Adding(line)
         positions = torch.arange(2 + line.index)
         try:
             stage.run(model, positions, positions, Step(1), None)

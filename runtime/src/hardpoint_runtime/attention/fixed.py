@@ -34,7 +34,8 @@ def kv_write(
     slots = slots.clamp(min=0)
     for new, cache in ((key, key_cache), (value, value_cache)):
         flat = cache.view(-1, *new.shape[1:])
-        flat.index_copy_(0, slots, torch.where(nobody, flat.index_select(0, slots), new))
+        kept = flat.index_select(0, slots)
+        flat.index_copy_(0, slots, torch.where(nobody, kept, new.to(cache.dtype)))
 
 
 @frozen(kw_only=True, eq=False)
@@ -88,7 +89,10 @@ def attention(
         asked = query.index_select(0, turn.tokens)
         asked = asked.view(turn.rows, -1, heads, query.shape[2]).transpose(1, 2)
         key, value = (
-            flat.index_select(0, turn.slots).view(turn.rows, -1, kv_heads, size).transpose(1, 2)
+            flat.index_select(0, turn.slots)
+            .view(turn.rows, -1, kv_heads, size)
+            .transpose(1, 2)
+            .to(query.dtype)
             for flat, size in ((keys, key_cache.shape[3]), (values, value_cache.shape[3]))
         )
         mask = turn.mask

@@ -33,7 +33,7 @@ def kv_write(
     metadata: AttentionMetadata,
 ) -> None:
     """Write ``key`` and ``value`` [T, kv_heads, head] into the caches [blocks, block_size,
-    kv_heads, head] at the step's slots; tokens with slot -1 are skipped.
+    kv_heads, head] at the step's slots, as the caches' type; tokens with slot -1 are skipped.
     """
     if metadata.fixed:
         fixed.kv_write(key, value, key_cache, value_cache, metadata)
@@ -41,8 +41,9 @@ def kv_write(
     if metadata.write_rows is not None:
         key = key.index_select(0, metadata.write_rows)
         value = value.index_select(0, metadata.write_rows)
-    key_cache.view(-1, *key.shape[1:]).index_copy_(0, metadata.write_slots, key)
-    value_cache.view(-1, *value.shape[1:]).index_copy_(0, metadata.write_slots, value)
+    for new, cache in ((key, key_cache), (value, value_cache)):
+        flat = cache.view(-1, *new.shape[1:])
+        flat.index_copy_(0, metadata.write_slots, new.to(cache.dtype))
 
 
 @graph_support(AttentionSupport.ALWAYS)
@@ -114,8 +115,8 @@ class _Step:
         """Return [B, heads, head_v] for the group's queries [B, heads, head]."""
         heads, head = query.shape[1:]
         query = query.reshape(group.rows, self.kv_heads, heads // self.kv_heads, head)
-        keys = _take(self.keys, group.slots)
-        values = _take(self.values, group.slots)
+        keys = self._take(self.keys, group.slots)
+        values = self._take(self.values, group.slots)
         keys = keys.view(group.rows, group.length, self.kv_heads, head).transpose(1, 2)
         values = values.view(group.rows, group.length, self.kv_heads, self.head_v).transpose(1, 2)
         out = self._attend(query, keys, values, group.mask)
@@ -123,14 +124,18 @@ class _Step:
 
     def many(self, row: ManyTokens, out: torch.Tensor) -> None:
         """Write one row's outputs into ``out`` [T, heads, head_v]."""
-        keys = _take(self.keys, row.slots).view(1, -1, self.kv_heads, self.query.shape[2])
-        values = _take(self.values, row.slots).view(1, -1, self.kv_heads, self.head_v)
+        keys = self._take(self.keys, row.slots).view(1, -1, self.kv_heads, self.query.shape[2])
+        values = self._take(self.values, row.slots).view(1, -1, self.kv_heads, self.head_v)
         keys, values = keys.transpose(1, 2), values.transpose(1, 2)
         for tile in row.tiles:
             seen = slice(tile.first_key, tile.first_key + tile.keys)
             query = self.query[tile.start : tile.stop].transpose(0, 1)[None]
             result = self._attend_causally(query, keys[:, :, seen], values[:, :, seen], tile.mask)
             out[tile.start : tile.stop] = result[0].transpose(0, 1)
+
+    def _take(self, flat: torch.Tensor, slots: Slots) -> torch.Tensor:
+        rows = flat[slots] if isinstance(slots, slice) else flat.index_select(0, slots)
+        return rows.to(self.query.dtype)
 
     def _attend(
         self,
@@ -185,10 +190,6 @@ def _assembled(plan: AttentionPlan, step: _Step) -> torch.Tensor:
     for row in plan.many:
         step.many(row, out)
     return out
-
-
-def _take(flat: torch.Tensor, slots: Slots) -> torch.Tensor:
-    return flat[slots] if isinstance(slots, slice) else flat.index_select(0, slots)
 
 
 def _sum(bias: torch.Tensor, mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:

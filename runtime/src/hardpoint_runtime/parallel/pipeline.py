@@ -23,6 +23,7 @@ from hardpoint_runtime.parallel.communicator import Communicator, Pending, Tenso
 from hardpoint_runtime.parallel.errors import CollectiveError
 
 if TYPE_CHECKING:
+    from hardpoint_runtime.device import DeviceOps
     from hardpoint_runtime.forward_context import ForwardContext
     from hardpoint_runtime.models import LanguageModel
     from hardpoint_runtime.models.language_model import Carried
@@ -44,11 +45,12 @@ class StageFailedError(HardpointError):
 
 class StageLine:
     """Runs one rank's stage of a model. Built by the model runner if there are several stages, used
-    on the worker's thread.
+    on the worker's thread. All that is sent is on ``device``; the host reads it through that port.
     """
 
-    def __init__(self, communicator: Communicator, dtype: torch.dtype) -> None:
+    def __init__(self, communicator: Communicator, dtype: torch.dtype, device: DeviceOps) -> None:
         self._communicator = communicator
+        self._device = device
         self._dtype = dtype
         self._sending: list[Pending] = []
         self._handed_on = -1
@@ -85,7 +87,7 @@ class StageLine:
         if line.index == line.size - 1 or self._handed_on >= step_id:
             return
         text = f"{type(error).__name__}: {text_of(error)}".encode()[:LONGEST_REASON]
-        reason = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        reason = self._device.to_device(list(text), torch.uint8)
         with contextlib.suppress(CollectiveError, CancelledStepError):
             self.settle()
             self._send(step_id, -len(text), {"reason": reason})
@@ -98,7 +100,7 @@ class StageLine:
 
     def _send(self, step_id: int, count: int, tensors: Mapping[str, torch.Tensor]) -> None:
         line = self._communicator
-        header = torch.tensor((step_id, count), dtype=HEADER.dtype)
+        header = self._device.to_device((step_id, count), HEADER.dtype)
         self._sending.append(line.send({"header": header}, line.index + 1))
         self._sending.append(line.send(tensors, line.index + 1))
         self._handed_on = step_id
@@ -117,7 +119,7 @@ class StageLine:
             if sent < step_id:
                 continue
             if count < 0:
-                reason = bytes(tensors["reason"].tolist()).decode(errors="replace")
+                reason = bytes(self._read(tensors["reason"])).decode(errors="replace")
                 raise StageFailedError(f"{self._before} failed in step {step_id}: {reason}")
             if count != num_tokens:
                 raise StageFailedError(
@@ -127,8 +129,12 @@ class StageLine:
 
     def _header(self) -> tuple[int, int]:
         line = self._communicator
-        sent, count = line.receive({"header": HEADER}, line.index - 1)["header"].tolist()
+        sent, count = self._read(line.receive({"header": HEADER}, line.index - 1)["header"])
         return sent, count
+
+    def _read(self, tensor: torch.Tensor) -> list[int]:
+        values: list[int] = self._device.to_host(tensor).tolist()
+        return values
 
     def _tensors(self, model: LanguageModel, count: int) -> dict[str, torch.Tensor]:
         due = {"reason": TensorShape(shape=(-count,), dtype=torch.uint8)}

@@ -26,6 +26,7 @@ OFFERED = frozenset(
         Capability.BLOCK_COPIES,
         Capability.GRAPHS,
         Capability.TENSOR_PARALLEL,
+        Capability.PIPELINE_PARALLEL,
     }
 )
 QUANTIZATIONS = (None, "acme8")
