@@ -26,6 +26,7 @@ from hardpoint_runtime.batch.columns import Column
 from hardpoint_runtime.batch.inputs import BatchInputs, batch_order, build_inputs
 from hardpoint_runtime.batch.requests import Requests, make_columns
 from hardpoint_runtime.batch_timing import BatchTiming
+from hardpoint_runtime.collaborators import made
 from hardpoint_runtime.description import described
 from hardpoint_runtime.device import DTYPES
 from hardpoint_runtime.forward_context import ForwardContext, entered
@@ -216,12 +217,12 @@ class TorchModelRunner(ModelRunner):
     def load_model(self) -> LoadReport:
         """Construct the model and load its weights; report their bytes and the seconds it took."""
         started = time.perf_counter()
-        operations = self.make_operations()
+        operations = made(self.make_operations)
         self.graph_plan = self.make_graph_plan(operations)
         if self.graph_plan.mode.needs_splitting:
             operations = split_operations(operations)
         self.operations = operations
-        model = self.make_model(operations)
+        model = made(self.make_model, operations)
         self.load_weights(model)
         self.model = model
         self.layers = dict(model.named_modules())
@@ -253,10 +254,10 @@ class TorchModelRunner(ModelRunner):
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the cache, and build what depends on its shape."""
-        self.kv_cache = self.make_kv_cache(kv_cache_config)
-        self.requests = self.make_requests(kv_cache_config)
-        self.builders = tuple(self.make_metadata_builders(kv_cache_config))
-        self.sampler = self.make_sampler()
+        self.kv_cache = made(self.make_kv_cache, kv_cache_config)
+        self.requests = made(self.make_requests, kv_cache_config)
+        self.builders = tuple(made(self.make_metadata_builders, kv_cache_config))
+        self.sampler = made(self.make_sampler)
         self.processors = Processors.load(self.config, self.registry, self.platform, self.requests)
 
     def warm_up(self) -> WarmUpReport:

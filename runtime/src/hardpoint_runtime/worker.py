@@ -14,6 +14,7 @@ from hardpoint.errors import ConfigError, LifecycleError, MemoryBudgetError, Plu
 from hardpoint.references import resolve_class
 from hardpoint.worker import Worker
 
+from hardpoint_runtime.collaborators import made
 from hardpoint_runtime.device import DeviceOps, MemoryInfo, TorchDeviceOps
 from hardpoint_runtime.loading.sharded_state import save_sharded_state
 from hardpoint_runtime.model_runner import TorchModelRunner
@@ -111,12 +112,12 @@ class TorchWorker(Worker):
         """
         self._check_rank()
         self._check_dtype()
-        device = self.device = self.make_device()
+        device = self.device = made(self.make_device)
         device.set_device()
         self.join_group()
         device.seed(self.config.model.seed or 0)
         self.budget = self._budget(device)
-        self.model_runner = self.make_model_runner(device)
+        self.model_runner = made(self.make_model_runner, device)
 
     def load_model(self) -> LoadReport:
         """Construct the model and load its weights."""

@@ -85,7 +85,7 @@ def test_init_takes_seeds_and_then_measures(make_worker):
 def test_the_budget_is_the_share_rounded_up_but_never_more_than_is_free(
     make_worker, figured, total, share, budget
 ):
-    worker = make_worker(device=figured(total=total), share=share)
+    worker = make_worker(device=figured(total=total, free=min(total, 6 * GIB)), share=share)
     worker.init_device()
     assert worker.budget == budget
 
