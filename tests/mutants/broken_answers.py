@@ -63,12 +63,35 @@ class MinPIgnored(_with_params(min_p=lambda params: 0.0)):
     pass
 
 
-@broken("the temperature is ignored", "test_draws_follow_their_distribution[top_p]")
+@broken("the temperature is ignored", "test_draws_follow_their_distribution[temperature]")
 class TemperatureIgnored(
     _with_params(
         temperature=lambda params: 1.0 if params.temperature > 0.01 else params.temperature
     )
 ):
+    pass
+
+
+PARAMETER = "test_a_parameter_changes_the_choice_as_the_rules_say"
+
+
+@broken("frequency_penalty is taken as a presence_penalty", f"{PARAMETER}[frequency_penalty]")
+class FrequencyAsPresence(
+    _with_params(
+        presence_penalty=lambda params: params.presence_penalty + params.frequency_penalty,
+        frequency_penalty=lambda params: 0.0,
+    )
+):
+    pass
+
+
+@broken("presence_penalty is ignored", f"{PARAMETER}[presence_penalty]")
+class PresenceIgnored(_with_params(presence_penalty=lambda params: 0.0)):
+    pass
+
+
+@broken("repetition_penalty is ignored", f"{PARAMETER}[repetition_penalty]")
+class RepetitionIgnored(_with_params(repetition_penalty=lambda params: 1.0)):
     pass
 
 
@@ -162,6 +185,21 @@ class PromptScoresShifted(Runner):
             return evolve(row, **{name: (*v[1:], v[0]) for name, v in turned.items()})
 
         scored = {req_id: later(row) for req_id, row in output.prompt_logprobs.items()}
+        return evolve(output, prompt_logprobs=scored)
+
+
+@broken(
+    "the value of the prompt's own token is that of the one before",
+    "test_a_prompt_is_scored_token_by_token",
+)
+class PromptTokensValueShifted(Runner):
+    def change(self, output, step):
+        def shifted(row):
+            own = [values[0] for values in row.values]
+            rows = zip(own[-1:] + own[:-1], row.values, strict=True)
+            return evolve(row, values=tuple((first, *rest[1:]) for first, rest in rows))
+
+        scored = {req_id: shifted(row) for req_id, row in output.prompt_logprobs.items()}
         return evolve(output, prompt_logprobs=scored)
 
 

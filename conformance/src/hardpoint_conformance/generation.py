@@ -13,6 +13,7 @@ from hardpoint.executor import Executor
 from hardpoint.messages import Logprobs, SchedulerOutput
 from hardpoint.model_runner import ModelRunner
 from hardpoint.platform import RequestView
+from hardpoint.records import Problem
 from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_conformance.contract import expect, violated
@@ -70,10 +71,14 @@ class Bench:
 
     def require_accepted(self, sampling: SamplingParams) -> None:
         """End the test where the platform says beforehand that it cannot serve ``sampling``."""
-        view = RequestView(req_id="kit", num_prompt_tokens=4, sampling=sampling)
-        problem = self.executor.platform.check_request(view)
+        problem = self.refused(sampling)
         if problem is not None:
             not_applicable(f"check_request refuses it: {problem}")
+
+    def refused(self, sampling: SamplingParams) -> Problem | None:
+        """Return what the platform says beforehand against ``sampling``."""
+        view = RequestView(req_id="kit", num_prompt_tokens=4, sampling=sampling)
+        return self.executor.platform.check_request(view)
 
     def oracle_tokens(self, request: Request, count: int) -> tuple[int, ...]:
         """Return the ``count`` greedy tokens that the oracle has after what a request has."""
@@ -132,9 +137,19 @@ class Bench:
         return np.asarray([self.score_row(row) for row in request.logprobs])
 
     def score_row(self, logprobs: Logprobs, index: int = 0) -> Any:
-        """Return one row over the whole vocabulary, by id."""
+        """Return one row over the whole vocabulary, by id. Column 0 has a token that is among the
+        best ones, too: what both say of it must be one.
+        """
+        ids, values = logprobs.ids[index], logprobs.values[index]
         row = np.full(self.vocab_size, np.nan)
-        row[list(logprobs.ids[index])] = logprobs.values[index]
+        row[list(ids)] = values
+        expect(
+            values[0] == row[ids[0]] or np.isnan(row[ids[0]]),
+            "column 0 has the value of its own token",
+            seen=f"row {index}: token {ids[0]} has {values[0]:.5g} in column 0 and "
+            f"{row[ids[0]]:.5g} among the best ones",
+            where=Logprobs, do="Gather both from one array, by the same id.",
+        )  # fmt: skip
         return row
 
     def check_scores(self, request: Request, what: str = "") -> None:

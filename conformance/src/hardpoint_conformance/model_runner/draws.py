@@ -52,12 +52,13 @@ class DrawTests(ModelRunnerPart):
         """Frequencies over many seeds, and nothing outside of what may be drawn."""
         bench = self.bench
         params = {
-            "temperature": evolve(DRAWN, temperature=0.7),
+            "temperature": evolve(DRAWN, temperature=0.5),
             "top_k": evolve(DRAWN, temperature=1.5, top_k=3),
             "top_p": evolve(DRAWN, temperature=1.5, top_p=0.6),
             "min_p": evolve(DRAWN, temperature=1.5, min_p=0.3),
         }[parameter]
         bench.require_accepted(params)
+        scores = bench.logits(PROMPT)[-1] / params.effective_temperature
         wanted = chances(bench.logits(PROMPT)[-1], params)
         counts: Counter[int] = Counter()
         while counts.total() < DRAWS:
@@ -69,6 +70,7 @@ class DrawTests(ModelRunnerPart):
             counts.update(request.output[0] for request in requests)
             bench.steps.finish(*requests)
         self._check_frequencies(counts, wanted, parameter)
+        self._check_mean(counts, wanted, scores, parameter)
 
     def test_a_seed_gives_the_same_answer_whoever_is_beside(self) -> None:
         """A draw depends on (seed, position) and the logits, on nothing else."""
@@ -168,17 +170,22 @@ class DrawTests(ModelRunnerPart):
         rows = self.bench.logits(PROMPT)[-1]
         best, second = (int(token) for token in np.argsort(-rows)[:2])
         following = int(self.bench.logits([*PROMPT, best])[-1].argmax())
+        # Among few tokens an answer repeats itself, so that each penalty has its effect.
+        few = dict.fromkeys((5, 6, 7), 100.0)
         values: dict[str, dict[str, Any]] = {
-            "repetition_penalty": {"repetition_penalty": 1.6},
-            "presence_penalty": {"presence_penalty": 2.0},
-            "frequency_penalty": {"frequency_penalty": 2.0},
+            "repetition_penalty": {"repetition_penalty": 1.6, "logit_bias": few},
+            "presence_penalty": {"presence_penalty": 2.0, "logit_bias": few},
+            "frequency_penalty": {"frequency_penalty": 2.0, "logit_bias": few},
             "logit_bias": {"logit_bias": {best: -100.0, second: 3.0}},
             "allowed_token_ids": {"allowed_token_ids": tuple(range(30, 45))},
             "min_tokens": {"min_tokens": 4, "logit_bias": {1: 100.0}},
             "stop_token_ids": {"min_tokens": 4, "stop_token_ids": (best, second)},
             "bad_word_ids": {"bad_word_ids": ((best, following), (second,))},
         }
-        return evolve(GREEDY, **values[parameter])
+        params = evolve(GREEDY, **values[parameter])
+        if self.bench.refused(params) and parameter.endswith("penalty"):
+            params = evolve(params, logit_bias=None)
+        return params
 
     def _check_frequencies(self, counts: Counter[int], wanted: Any, parameter: str) -> None:
         total = counts.total()
@@ -201,6 +208,25 @@ class DrawTests(ModelRunnerPart):
             where=SamplingParams,
             do="Draw from softmax(logits / temperature) of what is left, by a number that is "
             "uniform over seeds.",
+        )  # fmt: skip
+
+    def _check_mean(self, counts: Counter[int], wanted: Any, scores: Any, parameter: str) -> None:
+        """Compare the mean of the scaled logits over all draws, which a wrong temperature moves
+        long before it can be seen of any single token.
+        """
+        total = counts.total()
+        expected = float(wanted @ scores)
+        spread = float(np.sqrt(wanted @ (scores - expected) ** 2))
+        mean = sum(count * scores[token] for token, count in counts.items()) / total
+        bound = 4.5 * max(spread, 0.1) / np.sqrt(total) + self.bench.tolerance
+        expect(
+            abs(mean - expected) <= bound,
+            "tokens are drawn from the softmax of logits / temperature",
+            seen=f"{parameter}: the logits of {total} drawn tokens, divided by the temperature, "
+            f"are {mean:.3g} in the mean; {expected:.3g} is to be expected, give or take "
+            f"{bound:.2g}",
+            where=SamplingParams,
+            do="Divide by the temperature once, before the cuts, and draw from what they leave.",
         )  # fmt: skip
 
     def _near_the_cut(self, wanted: Any) -> bool:

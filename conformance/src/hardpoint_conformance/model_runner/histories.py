@@ -27,7 +27,7 @@ class HistoryTests(ModelRunnerPart):
         old = list(request.blocks)
         bench.steps.preempt(request)
         del bench.steps.requests[request.req_id]
-        thief = bench.steps.add(tuple(range(60, 78)))
+        thief = bench.steps.add(tuple(range(60, 78)), sampling)
         thief.blocks = old
         for block in old:
             bench.steps.free.remove(block)
@@ -35,9 +35,13 @@ class HistoryTests(ModelRunnerPart):
         bench.check_greedy(thief, "a request in blocks that another lost")
         bench.steps.requests[request.req_id] = request
         bench.steps.run(9)
-        bench.check_greedy(request, "a request that was preempted and resumed")
-        if request.logprobs:
-            bench.check_scores(request, "a request that was preempted and resumed")
+        for each, what in (
+            (request, "a request that was preempted and resumed"),
+            (thief, "a request in blocks of one that is resumed beside it"),
+        ):
+            bench.check_greedy(each, what)
+            if each.logprobs:
+                bench.check_scores(each, what)
 
     def test_a_request_resumes_in_its_old_blocks_in_another_order(self) -> None:
         """New blocks of a resumed request replace all that it had."""
