@@ -54,6 +54,17 @@ class TwinUni(UniProcExecutor):
     """Unbroken."""
 
 
+# Steps.
+
+
+@broken(
+    "records of plugins in extra do not travel with a plan", "test_a_plan_arrives_as_it_was_sent"
+)
+class PlanWithoutRecords(UniProcExecutor):
+    def execute_model(self, scheduler_output, non_block=False):
+        return super().execute_model(evolve(scheduler_output, extra={}), non_block)
+
+
 # Replies.
 
 

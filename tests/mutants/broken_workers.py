@@ -222,6 +222,28 @@ class NoSharding(DummyWorker):
 # Services that the runner's suite asks for.
 
 
+@broken(
+    "a plan reaches the runner without the records of other plugins",
+    "test_records_of_others_pass_through",
+    suite=RUNNER,
+)
+class RecordsDropped(DummyWorker):
+    def execute_model(self, scheduler_output):
+        mine = {k: v for k, v in scheduler_output.extra.items() if k == "dummy"}
+        return super().execute_model(evolve(scheduler_output, extra=mine))
+
+
+@broken(
+    "a request reaches the runner without the records of other plugins",
+    "test_records_of_others_pass_through",
+    suite=RUNNER,
+)
+class RequestRecordsDropped(DummyWorker):
+    def execute_model(self, scheduler_output):
+        new = tuple(evolve(each, extra={}) for each in scheduler_output.new)
+        return super().execute_model(evolve(scheduler_output, new=new))
+
+
 @broken("an inert batch writes into the cache", "test_an_inert_batch_touches_nothing", suite=RUNNER)
 class InertBatchWrites(DummyWorker):
     def execute_dummy_batch(self):

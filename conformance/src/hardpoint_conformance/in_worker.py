@@ -138,6 +138,26 @@ def leave_at_shutdown(worker: Worker, path: str) -> None:
     worker.shutdown = told  # type: ignore[method-assign]
 
 
+def keep_plans(worker: Worker) -> None:
+    """Have the model runner keep each plan as it arrives, until :func:`kept_plans`."""
+    runner: Any = worker.get_model_runner()
+    execute, plans = runner.execute_model, []
+
+    def kept(plan: Any, *args: Any, **kwargs: Any) -> Any:
+        plans.append(plan)
+        return execute(plan, *args, **kwargs)
+
+    runner.execute_model, runner.kept_by_the_kit = kept, plans
+
+
+def kept_plans(worker: Worker) -> list[Any]:
+    """Return the plans that were kept, and keep no more."""
+    runner: Any = worker.get_model_runner()
+    plans: list[Any] = runner.kept_by_the_kit
+    del runner.execute_model, runner.kept_by_the_kit
+    return plans
+
+
 def append_line(worker: Worker, folder: str, number: int) -> None:
     """Write a number into this rank's file."""
     with (Path(folder) / f"lines-{worker.rank}").open("a") as file:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from attrs import evolve
 from hardpoint.errors import EncodingError, HardpointError, LifecycleError, RemoteError
 from hardpoint.executor import Executor
 from hardpoint.messages import ModelRunnerOutput, SchedulerOutput, StepTicket
@@ -131,6 +132,22 @@ class ErrorTests(ExecutorPart):
                 where=Executor.execute_model, do="Pass reply_rank on.",
             )  # fmt: skip
             steps.take(plan, output)
+        self.subject.end(group)
+
+    def test_a_plan_arrives_as_it_was_sent(self) -> None:
+        """On every rank, with the records of plugins in ``extra``."""
+        group = self.start()
+        steps = Steps(group)
+        request = steps.add((5, 6, 7), extra={"somebody-else": {"note": [1, 2]}})
+        plan = steps.plan({request.req_id: 3}, extra={"somebody-else": {"step": 1}})
+        group.collective_rpc(in_worker.keep_plans)
+        group.execute_model(plan)
+        wanted = evolve(plan, generation=group.generation)
+        for rank, plans in enumerate(group.collective_rpc(in_worker.kept_plans)):
+            expect_equal(
+                plans, [wanted], f"every rank gets the step's plan whole (rank {rank})",
+                where=Executor.execute_model, do="Send the plan as it is, once to each worker.",
+            )  # fmt: skip
         self.subject.end(group)
 
     def test_a_step_of_another_generation_is_refused(self) -> None:

@@ -16,6 +16,7 @@ from hardpoint.messages import Logprobs, ModelRunnerOutput, NewRequestData
 from hardpoint.model_runner import ModelRunner
 from hardpoint.worker import Worker
 
+from hardpoint_conformance import in_worker
 from hardpoint_conformance.contract import expect, expect_equal
 from hardpoint_conformance.default_answer import ANSWER, DECIDED, TOLERANCE, installed_model
 from hardpoint_conformance.default_answer import PROMPT as DEFAULT_PROMPT
@@ -38,11 +39,20 @@ class FeatureTests(ModelRunnerPart):
         return Bench(self.subject, self.subject.ready(None, **overrides))
 
     def test_records_of_others_pass_through(self) -> None:
-        """``extra`` of a plugin that is not this one changes nothing."""
+        """``extra`` of a plugin that is not this one reaches the runner, and changes nothing."""
         bench = self.bench
         wanted = bench.steps.alone(PROMPT, 4).output
-        request = bench.steps.add(PROMPT, extra={"somebody-else": {"note": [1, 2, 3]}})
-        bench.steps.step({request.req_id: len(PROMPT)}, extra={"somebody-else": {"step": 1}})
+        of_request, of_step = {"somebody-else": {"note": [1, 2]}}, {"somebody-else": {"step": 1}}
+        request = bench.steps.add(PROMPT, extra=of_request)
+        bench.executor.collective_rpc(in_worker.keep_plans)
+        bench.steps.step({request.req_id: len(PROMPT)}, extra=of_step)
+        for plans in bench.executor.collective_rpc(in_worker.kept_plans):
+            seen = [(dict(plan.extra), [dict(new.extra) for new in plan.new]) for plan in plans]
+            expect_equal(
+                seen, [(of_step, [of_request])],
+                "the records of other plugins in extra arrive at the runner as they were sent",
+                where=NewRequestData, do="Hand the plan to the runner as the worker got it.",
+            )  # fmt: skip
         bench.steps.run(4)
         expect_equal(
             request.output, wanted, "the records of other plugins in extra are passed on untouched",
