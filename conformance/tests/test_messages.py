@@ -6,7 +6,7 @@ import pytest
 from hardpoint.errors import RemoteError
 from hardpoint.worker import Worker
 from hardpoint_conformance.contract import ContractError, expect, expect_equal, expect_raises
-from hardpoint_conformance.fresh_process import _near_misses, ask
+from hardpoint_conformance.fresh_process import ask, near_misses
 
 
 def test_a_failure_has_four_parts():
@@ -39,7 +39,25 @@ def test_a_method_that_is_misspelt_and_overrides_nothing_is_named():
 
         def wake_ups(self): ...
 
-    assert _near_misses(Acme, Worker) == ["Acme.slep (is sleep meant?)"]
+    assert near_misses(Acme, Worker) == ["Acme.slep (is sleep meant?)"]
+
+
+def test_a_method_of_a_class_between_is_one_that_can_be_misspelt():
+    class Toolkit(Worker):
+        def make_device(self): ...
+
+        def make_sampler(self): ...
+
+    class Acme(Toolkit):
+        make_devices = ()
+
+        def make_device(self): ...
+
+        def make_smapler(self): ...
+
+        def _make_samplers(self): ...
+
+    assert near_misses(Acme, Worker) == ["Acme.make_smapler (is make_sampler meant?)"]
 
 
 def test_a_fresh_process_that_fails_says_first_why():

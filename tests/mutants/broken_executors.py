@@ -54,6 +54,15 @@ class TwinUni(UniProcExecutor):
     """Unbroken."""
 
 
+@broken(
+    "the method that reports health is misspelt",
+    "test_a_method_that_is_named_nearly_like_one_of_the_contract_overrides_it",
+)
+class MisspeltHealth(UniProcExecutor):
+    def probe_heatlh(self, timeout):
+        raise ExecutorFailedError("the device is gone")
+
+
 # Steps.
 
 

@@ -226,6 +226,14 @@ class RenumberedDevices(DummyPlatform):
         return tuple(str(i) for i, _ in enumerate(resources.get("MUTANT", ())))
 
 
+@broken(
+    "a method of the platform is misspelt", "test_the_classes_that_it_names_are_there_and_whole"
+)
+class MisspeltCheck(DummyPlatform):
+    def check_requests(self, request):
+        return None
+
+
 @broken("a class that it names is not there", "test_the_classes_that_it_names_are_there_and_whole")
 class NoSuchWorker(DummyPlatform):
     worker_class = "hardpoint_dummy.worker:NoSuchWorker"

@@ -82,6 +82,16 @@ class TorchDrawsByRow(TorchModelRunner):
         return _DrawsByRow(self.device)
 
 
+@broken(
+    "a method by which a part is replaced is misspelt",
+    "test_the_classes_that_it_names_are_there_and_whole",
+    suite="PlatformSuite",
+)
+class TorchMisspelt(TorchModelRunner):
+    def make_smapler(self):
+        return _DrawsByRow(self.device)
+
+
 class _NoPenalties(Sampler):
     def sample(self, logits, batch):
         return super().sample(logits, evolve(batch, penalties=None))

@@ -93,20 +93,27 @@ def probe_seconds(kind: str, name: str, settings: dict[str, object]) -> dict[str
 
 
 def resolved_classes(name: str, settings: dict[str, object]) -> dict[str, Any]:
-    """Import the Worker and ModelRunner classes of a platform; say what they lack and misspell."""
+    """Import the classes of a platform; say what they lack and misspell."""
     from hardpoint.model_runner import ModelRunner
+    from hardpoint.platform import Platform
     from hardpoint.references import resolve_class
     from hardpoint.worker import Worker
 
     platform = _platform(name, settings)
     contracts: dict[str, type] = {"worker_class": Worker, "model_runner_class": ModelRunner}
-    found = {}
+    found = {
+        "platform": {
+            "name": type(platform).__qualname__,
+            "abstract": [],
+            "misspelt": near_misses(type(platform), Platform),
+        }
+    }
     for key, contract in contracts.items():
         kind: type = resolve_class(getattr(platform, key), contract)
         found[key] = {
             "name": kind.__qualname__,
             "abstract": sorted(getattr(kind, "__abstractmethods__", ())),
-            "misspelt": _near_misses(kind, contract),
+            "misspelt": near_misses(kind, contract),
         }
     return found
 
@@ -132,20 +139,27 @@ def _named_by(module: str) -> list[str]:
     return sorted(names)
 
 
-def _near_misses(kind: type, contract: type) -> list[str]:
-    """Return methods of ``kind`` that override nothing and are spelt nearly like one of the
-    contract that it does not override.
+def near_misses(kind: type, contract: type) -> list[str]:
+    """Return methods of ``kind`` that override nothing and are spelt nearly like one that it has
+    of ``contract``, or of a class between (a toolkit's ``make_...``), and does not override.
     """
-    known = {name for name in dir(contract) if not name.startswith("_")}
     found = []
-    for owner in kind.__mro__:
+    for place, owner in enumerate(kind.__mro__):
         if owner is contract:
             break
-        for name in vars(owner):
-            near = get_close_matches(name, known, 1, 0.85) if name not in known else []
-            if near and getattr(kind, near[0], None) is getattr(contract, near[0]):
+        bases = kind.__mro__[place + 1 :]
+        known = {name for base in bases for name in vars(base) if not name.startswith("_")}
+        for name, value in vars(owner).items():
+            if name in known or name.startswith("_") or not callable(value):
+                continue
+            near = get_close_matches(name, known - set(vars(owner)), 1, 0.85)
+            if near and _first(kind, near[0]) is _first(bases[0], near[0]):
                 found.append(f"{owner.__name__}.{name} (is {near[0]} meant?)")
     return sorted(found)
+
+
+def _first(kind: type, name: str) -> object:
+    return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
 
 
 def _platform(name: str, settings: dict[str, object]) -> Any:

@@ -16,6 +16,7 @@ from hardpoint.executor import Executor
 from hardpoint_conformance import in_worker
 from hardpoint_conformance.contract import expect, expect_equal, expect_raises
 from hardpoint_conformance.executor.part import ExecutorPart
+from hardpoint_conformance.fresh_process import near_misses
 from hardpoint_conformance.watching import PATIENCE, wait_until
 
 WHERE = Executor.collective_rpc
@@ -23,6 +24,15 @@ WHERE = Executor.collective_rpc
 
 class CallTests(ExecutorPart):
     """What a caller may rely on, whatever is below."""
+
+    def test_a_method_that_is_named_nearly_like_one_of_the_contract_overrides_it(self) -> None:
+        """One that is misspelt would never be called."""
+        misspelt = near_misses(self.subject.prepare().executor_class, Executor)
+        expect(
+            not misspelt, "a method that is named nearly like one of the contract overrides it",
+            seen=", ".join(misspelt), where=Executor,
+            do="Correct the name, or choose one that cannot be taken for it.",
+        )  # fmt: skip
 
     def test_values_come_in_rank_order_one_for_each_worker(self) -> None:
         """Exactly world size long."""
