@@ -226,6 +226,35 @@ class RenumberedDevices(DummyPlatform):
         return tuple(str(i) for i, _ in enumerate(resources.get("MUTANT", ())))
 
 
+MASKS = "test_a_mask_of_devices_is_understood"
+ASSIGNED = "test_devices_that_a_launcher_assigned_are_taken_as_they_are"
+
+
+@broken("a mask by UUID is not understood", f"{MASKS}[uuids]")
+class MaskOfNumbersOnly(DummyPlatform):
+    def visible_devices(self, mask):
+        numbers = [part for part in mask.split(",") if part.isdigit()]
+        return super().visible_devices(",".join(numbers))
+
+
+@broken("devices of a mask are used in rising order", f"{MASKS}[numbers]", f"{MASKS}[uuids]")
+class MaskSorted(DummyPlatform):
+    def visible_devices(self, mask):
+        return tuple(sorted(super().visible_devices(mask), key=lambda device: device.id))
+
+
+@broken("devices of any resource are taken", ASSIGNED)
+class TakesOthersDevices(DummyPlatform):
+    def assigned_devices(self, resources):
+        return tuple(each for ids in resources.values() for each in ids)
+
+
+@broken("assigned devices are counted from 0", ASSIGNED)
+class CountsAssignedDevices(DummyPlatform):
+    def assigned_devices(self, resources):
+        return tuple(str(n) for n in range(len(resources.get("dummy", ()))))
+
+
 @broken(
     "a method of the platform is misspelt", "test_the_classes_that_it_names_are_there_and_whole"
 )

@@ -43,6 +43,8 @@ PROBE = """
 from hardpoint_conformance.dummy_probe import DummyProbe
 
 class MutantProbe(DummyProbe):
+    platform = "mutant_platforms.{module}:Mutant"
+
     def tracing(self, folder):
         return {{"plugins.{name}.trace_folder": folder}}
 """
@@ -62,7 +64,7 @@ def write_site(folder: Path, mutations: Iterable[Mutation]) -> None:
         group = "executors" if mutation.suite == "ExecutorSuite" else "platforms"
         groups[group].append(f"{mutation.name} = mutant_plugins.{module}")
         if group == "platforms" and base_of(mutation) is DUMMY:
-            probe = PROBE.format(name=mutation.name)
+            probe = PROBE.format(name=mutation.name, module=module)
             (folder / "mutant_probes" / f"{module}.py").write_text(probe)
             groups["conformance"].append(f"{mutation.name} = mutant_probes.{module}:MutantProbe")
     info = folder / "hardpoint_mutants-1.0.dist-info"

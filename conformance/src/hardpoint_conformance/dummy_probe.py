@@ -42,6 +42,8 @@ class DummyProbe(Probe):
 
     logit_tolerance: ClassVar[float | None] = 1e-6
     loads_shards: ClassVar[bool] = False
+    platform: ClassVar[str] = "hardpoint_dummy.platform:DummyPlatform"
+    """The class that is asked for its devices."""
 
     def oracle(self, description: ModelDescription) -> Oracle:
         """Return the rule."""
@@ -50,6 +52,14 @@ class DummyProbe(Probe):
     def tracing(self, folder: str) -> Mapping[str, object]:
         """Return its own key."""
         return {"plugins.dummy.trace_folder": folder}
+
+    def visible_devices(self, mask: str) -> tuple[str, ...]:
+        """Return what a platform on a machine of eight would use."""
+        from hardpoint.references import resolve
+        from hardpoint_dummy.settings import DummySettings
+
+        platform = resolve(self.platform)(DummySettings(num_devices=8))
+        return tuple(device.id for device in platform.visible_devices(mask))
 
     @staticmethod
     def held_bytes(worker: Worker) -> int | None:

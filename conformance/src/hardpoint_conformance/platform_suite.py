@@ -271,21 +271,31 @@ class PlatformSuite(Suite):
 
     @pytest.mark.parametrize("mask", MASKS, ids=["numbers", "uuids"])
     def test_a_mask_of_devices_is_understood(self, mask: str) -> None:
-        """``3,6`` and the UUID form: two devices, in that order."""
-        seen = self.subject.probe.visible_devices(mask)
-        if seen is None:
+        """``3,6`` and the UUID form: two devices, in that order; the other way round, too."""
+        turned = ",".join(reversed(mask.split(",")))
+        seen, reverse = map(self.subject.probe.visible_devices, (mask, turned))
+        if seen is None or reverse is None:
             not_applicable("its probe knows no variable for visible devices")
             return
-        expect_equal(
-            len(seen), 2, f"under the mask {mask!r} two devices are visible",
-            where=Platform.assigned_devices, do="Split at commas; accept numbers and UUIDs.",
+        expect(
+            len(set(seen)) == len(seen) == 2 and reverse == seen[::-1],
+            f"under the mask {mask!r} two devices are visible, in its order",
+            seen=f"{seen}, and under {turned!r} {reverse}",
+            where=Platform.probe, do="Split at commas; accept numbers and UUIDs; do not sort.",
         )  # fmt: skip
 
     def test_devices_that_a_launcher_assigned_are_taken_as_they_are(self) -> None:
         """By resource name; ids of others are left alone."""
         platform = self.subject.platform()
         prepared = self.subject.prepare()
+        expect_equal(
+            platform.assigned_devices({"somebody-else": ("3", "6")}), (),
+            "devices of a resource that is another's are not taken",
+            where=Platform.assigned_devices, do="Look only at the resource of your own name.",
+        )  # fmt: skip
         names = platform.placement(prepared.config).resources_per_worker
+        if not names:
+            not_applicable("it names no resource by which a launcher could give it devices")
         for name in names:
             for ids in (("3", "6"), tuple(MASKS[1].split(","))):
                 seen = platform.assigned_devices({name: ids})

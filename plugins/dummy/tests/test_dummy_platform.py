@@ -38,6 +38,28 @@ def test_it_is_never_chosen_unless_named():
     assert select_platform(Registry.discover(named), named).name == "dummy"
 
 
+@pytest.mark.parametrize(
+    ("mask", "seen"),
+    [
+        ("3,1", ["3", "1"]), (" 2 , GPU-8a6f1c9e-0000", ["2", "0"]), ("1,1", ["1"]),
+        ("9,3", ["3"]),
+    ],
+)  # fmt: skip
+def test_it_has_the_devices_that_its_variable_leaves(monkeypatch, mask, seen):
+    platform = DummyPlatform(DummySettings(num_devices=4))
+    assert [device.id for device in platform.probe().devices] == ["0", "1", "2", "3"]
+    monkeypatch.setenv("DUMMY_VISIBLE_DEVICES", mask)
+    assert [device.id for device in platform.probe().devices] == seen
+
+
+@pytest.mark.parametrize("mask", ["", "7"])
+def test_without_a_visible_device_it_cannot_be_used(monkeypatch, mask):
+    monkeypatch.setenv("DUMMY_VISIBLE_DEVICES", mask)
+    verdict = DummyPlatform().probe()
+    assert not verdict.available
+    assert f"DUMMY_VISIBLE_DEVICES={mask} hides" in verdict.reason
+
+
 def test_it_offers_every_capability():
     platform = DummyPlatform()
     for capability in set(Capability) - {Capability.LOGITS_PROCESSORS}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -9,11 +10,15 @@ from hardpoint.capabilities import NOT_YET, YES, Capability, Support
 from hardpoint.platform import Platform, RequestView
 from hardpoint.records import Device, Limits, Placement, Problem, Verdict
 
+from hardpoint_dummy.devices import VISIBLE, devices_of, visible
 from hardpoint_dummy.faults import parse_faults
 from hardpoint_dummy.settings import DummySettings
 
 if TYPE_CHECKING:
     from hardpoint.config import Config
+
+RESOURCE = "dummy"
+"""What launchers that place by resource call a fake device."""
 
 
 class DummyPlatform(Platform):
@@ -42,13 +47,20 @@ class DummyPlatform(Platform):
 
     def probe(self) -> Verdict:
         """Say that it is usable; the negative priority keeps it from ever being chosen unasked."""
-        device = Device(id="0", name="dummy", memory_bytes=self.options.memory_bytes)
+        devices = self.visible_devices(mask := os.environ.get(VISIBLE))
+        if not devices:
+            return Verdict(available=False, reason=f"{VISIBLE}={mask} hides every fake device")
         return Verdict(
             available=True,
             priority=-100,
             reason="a fake device, used only when named: platform = 'dummy'",
-            devices=(device,),
+            devices=devices,
         )
+
+    def visible_devices(self, mask: str | None) -> tuple[Device, ...]:
+        """Return the devices that DUMMY_VISIBLE_DEVICES leaves where it is ``mask``."""
+        options = self.options
+        return visible(devices_of(options.num_devices, options.memory_bytes), mask)
 
     def limits(self, config: Config) -> Limits:
         """Return the limits that the settings describe."""
@@ -75,7 +87,12 @@ class DummyPlatform(Platform):
             num_workers=workers,
             output_rank=max(0, workers - parallel.tensor_parallel_size),
             num_hosts=parallel.nnodes,
+            resources_per_worker={RESOURCE: 1.0},
         )
+
+    def assigned_devices(self, resources: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+        """Return the fake devices that a launcher gave."""
+        return tuple(resources.get(RESOURCE, ()))
 
     def check(self, config: Config) -> Sequence[Problem]:
         """Return what is wrong with the settings."""

@@ -11,7 +11,8 @@ class DummySettings:
     """What the fake device is like, and where it shall fail."""
 
     num_workers: int | None = key(None, "workers; unset: what the parallel sizes need", low=1)
-    memory_bytes: int = key(64 << 20, "memory of the fake device", low=0)
+    num_devices: int = key(1, "fake devices of the machine", low=1)
+    memory_bytes: int = key(64 << 20, "memory of a fake device", low=0)
     weight_bytes: int = key(4096, "bytes that the fake weights take", low=0)
     load_seconds: float = key(0.0, "seconds that loading takes", low=0)
     step_seconds: float = key(0.0, "seconds that a step takes", low=0)
