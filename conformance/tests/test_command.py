@@ -57,7 +57,7 @@ def failed():
         "api": "2.0", "kit": "0.1.0", "core": "0.1.0", "core_api": "2.0", "machine": {"cores": "2"},
         "time": "t", "seconds": 1.0, "executors": ["uni"], "settings": {"k": "v"}, "probe": "p",
         "oracle": "o", "results": [result], "interventions": ["overridden: A.b"],
-        "reasons": ["1 test failed"], "conformant": False,
+        "reasons": ["1 test failed"], "conformant": False, "unseen": ["KV <connectors>: untested"],
         "capabilities": [
             {"name": "sleep", "declared": "not yet", "since": "2.0", "verdict": "xfail",
              "outcomes": {"not yet": 1}}
@@ -73,6 +73,7 @@ def test_a_plugin_that_fails_ends_with_one_and_says_what(monkeypatch, failed):
     assert "the contract says: <script>" in result.output
     assert "overridden: A.b" in result.output
     assert "not yet" in result.output
+    assert "not certified:\n    KV <connectors>: untested" in result.output
 
 
 def test_a_page_shows_what_failed_and_runs_no_text(failed):
@@ -80,4 +81,5 @@ def test_a_page_shows_what_failed_and_runs_no_text(failed):
     assert "not conformant" in text
     assert "&lt;script&gt;" in text
     assert "<script" not in text
+    assert "KV &lt;connectors&gt;: untested" in text
     assert "overridden: A.b" in text

@@ -7,6 +7,7 @@ import json
 import hardpoint_conformance.plugin_suite
 import hardpoint_conformance.running
 import pytest
+from hardpoint_dummy.platform import DummyPlatform
 
 ADOPTED = "from hardpoint_conformance import PluginSuite\nTestPlugin = PluginSuite.of('dummy')\n"
 QUICK = "test_only_one_distribution_claims_the_name"
@@ -44,6 +45,31 @@ def test_what_is_deselected_did_not_run(certificate):
     assert outcome(document, "test_the_verdict_is_pure") == "not run"
     assert not document["conformant"]
     assert "suite 'worker' was not adopted" in document["reasons"]
+
+
+def test_what_is_not_tested_and_what_cannot_be_seen_is_said(certificate):
+    told = certificate(ADOPTED, "", "-k", QUICK)["unseen"]
+    assert "KV connectors (declared yes): untested" in told
+    assert not any("device memory" in line for line in told)
+    blind = ADOPTED.replace("PluginSuite\n", "PluginSuite, Probe\n").replace(
+        "'dummy'", "'dummy', probe=Probe"
+    )
+    told = certificate(blind, "", "-k", QUICK)["unseen"]
+    assert any(line.startswith("device memory") and "untested" in line for line in told)
+    settings = "test_settings_are_a_frozen_record_whose_keys_have_defaults_and_help"
+    told = certificate(ADOPTED.replace("dummy", "uni"), "", "-k", settings)["unseen"]
+    assert told == [f"plugin: {settings}: not applicable: it declares no settings"]
+
+
+def test_a_plugin_that_skips_a_test_is_told(certificate, monkeypatch):
+    def limits(self, config):
+        pytest.skip("not applicable: never mind")
+
+    monkeypatch.setattr(DummyPlatform, "limits", limits)
+    name = "test_limits_can_be_asked_before_anything_is_known"
+    document = certificate(ADOPTED.replace("PluginSuite", "PlatformSuite"), "", "-k", name)
+    assert outcome(document, name) == "not run"
+    assert not document["conformant"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from hardpoint.capabilities import SINCE, Capability
 from hardpoint.errors import HardpointError
 
 from hardpoint_conformance.outcomes import Outcome, Result
+from hardpoint_conformance.probe import Probe
 from hardpoint_conformance.run import PluginRun, Run
 
 SUITES: Mapping[str, tuple[str, ...]] = {
@@ -42,7 +43,9 @@ class CapabilityLine:
 
 @frozen(kw_only=True)
 class Certificate:
-    """One plugin's. ``reasons`` say why it is not conformant; empty if it is."""
+    """One plugin's. ``reasons`` say why it is not conformant; empty if it is. ``unseen`` says what
+    was not tested, and what could not be observed: of that it certifies nothing.
+    """
 
     plugin: str
     kind: str
@@ -62,6 +65,7 @@ class Certificate:
     capabilities: Sequence[CapabilityLine]
     results: Sequence[Result]
     interventions: Sequence[str]
+    unseen: Sequence[str]
     reasons: Sequence[str]
     conformant: bool = field()
 
@@ -82,6 +86,7 @@ def certify(run: PluginRun, *, started: float, hooks: Sequence[str] = ()) -> Cer
         *(f"hook of another pytest plugin: {name}" for name in hooks),
     ]
     probe = type(subject.probe)
+    lines = _lines(run, results) if plugin.kind == "platform" else []
     return Certificate(
         plugin=subject.name,
         kind=plugin.kind,
@@ -98,9 +103,10 @@ def certify(run: PluginRun, *, started: float, hooks: Sequence[str] = ()) -> Cer
         settings={key: str(value) for key, value in subject.settings.items()},
         probe=f"{probe.__module__}:{probe.__qualname__}",
         oracle=run.oracle,
-        capabilities=_lines(run, results) if plugin.kind == "platform" else (),
+        capabilities=lines,
         results=results,
         interventions=interventions,
+        unseen=_unseen(plugin.kind, probe, lines, results),
         reasons=_reasons(run, plugin.kind, results, interventions),
     )
 
@@ -163,6 +169,24 @@ def _lines(run: PluginRun, results: Sequence[Result]) -> list[CapabilityLine]:
             )
         )
     return lines
+
+
+def _unseen(
+    kind: str, probe: type[Probe], lines: Sequence[CapabilityLine], results: Sequence[Result]
+) -> list[str]:
+    """Return what was not tested, in sentences."""
+    untested = [line for line in lines if line.verdict == "untested"]
+    said = [
+        f"{line.name} (declared {line.declared}): untested" for line in untested
+        if not line.outcomes
+    ]  # fmt: skip
+    if kind == "platform" and probe.held_bytes is Probe.held_bytes:
+        said.append(
+            "device memory that sleep and shutdown give back: untested, as the probe has no "
+            "held_bytes; the worker's own reports were believed"
+        )
+    skipped = [each for each in results if each.outcome is Outcome.NOT_APPLICABLE]
+    return [*said, *(f"{each.suite}: {each.test}: {each.message}" for each in skipped)]
 
 
 def _verdict(outcomes: Sequence[Outcome]) -> str:

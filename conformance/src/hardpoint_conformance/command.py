@@ -123,6 +123,10 @@ def _print(document: dict[str, Any], page: Path | None) -> None:
             click.echo("    " + result["message"].strip("\n").replace("\n", "\n    "))
     for line in document["interventions"]:
         click.echo(f"  {line}")
+    if document["unseen"]:
+        click.echo("\n  not seen, and so not certified:")
+    for line in document["unseen"]:
+        click.echo(f"    {line}")
     if page is not None:
         click.echo(f"  {page}")
     click.echo("\nconformant" if document["conformant"] else "\nNOT conformant: "

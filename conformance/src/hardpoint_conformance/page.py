@@ -26,6 +26,7 @@ def page_of(document: Mapping[str, Any]) -> str:
         _reasons(document),
         _failures(document["results"]),
         _capabilities(document["capabilities"]),
+        _unseen(document["unseen"]),
         _suites(document["results"]),
         _foot(document),
     ]
@@ -100,6 +101,13 @@ def _capabilities(lines: Sequence[Mapping[str, Any]]) -> str:
         "<h2>Capabilities</h2><table><tr><th>capability<th>declared<th>verdict<th>since<th>tests"
         f"</tr>{rows}</table>"
     )
+
+
+def _unseen(lines: Sequence[str]) -> str:
+    if not lines:
+        return ""
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<h2>Not seen, and so not certified</h2><ul>{items}</ul>"
 
 
 def _suites(results: Sequence[Mapping[str, Any]]) -> str:

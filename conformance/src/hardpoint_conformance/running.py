@@ -16,7 +16,7 @@ import pytest
 from hardpoint_conformance.certificate import write_certificates
 from hardpoint_conformance.outcomes import Outcome, Result, is_refusal, judged
 from hardpoint_conformance.run import Run
-from hardpoint_conformance.suite import Suite, capability_of, suite_of
+from hardpoint_conformance.suite import NotApplicable, Suite, capability_of, suite_of
 from hardpoint_conformance.tampering import foreign_hooks
 
 _RUN = pytest.StashKey[Run]()
@@ -73,12 +73,15 @@ def _outcome(item: pytest.Function, suite: type[Suite]) -> tuple[Result, BaseExc
     started = time.perf_counter()
     try:
         item.obj(**arguments)
+    except NotApplicable as reason:
+        outcome, message = Outcome.NOT_APPLICABLE, str(reason)
     except pytest.skip.Exception as skipped:
-        outcome, message = Outcome.NOT_APPLICABLE, str(skipped.msg)
+        error = skipped
+        outcome, message = Outcome.NOT_RUN, f"the plugin under test skipped it: {skipped.msg}"
     except Exception as raised:  # noqa: BLE001 - it is the test's outcome
         error = raised
         outcome, message = Outcome.FAILED, f"{type(raised).__name__}: {raised}"
-    if capability is not None and outcome is not Outcome.NOT_APPLICABLE:
+    if capability is not None and outcome not in (Outcome.NOT_APPLICABLE, Outcome.NOT_RUN):
         outcome, message = judged(suite.subject.support(capability), capability, error)
     result = Result(
         suite=suite.contract,
@@ -95,6 +98,8 @@ def _outcome(item: pytest.Function, suite: type[Suite]) -> tuple[Result, BaseExc
 def _tell(result: Result, error: BaseException | None) -> NoReturn:
     if result.outcome is Outcome.NOT_APPLICABLE:
         pytest.skip(result.message)
+    if result.outcome is Outcome.NOT_RUN:
+        pytest.fail(result.message, pytrace=False)
     if result.outcome is Outcome.NOT_YET:
         pytest.xfail(result.message)
     if error is not None and result.message.endswith(str(error)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 import pytest
 from hardpoint.capabilities import Capability
@@ -32,11 +32,15 @@ def needs(capability: Capability | str) -> Callable[[_F], _F]:
     return mark
 
 
-def not_applicable(reason: str) -> None:
+class NotApplicable(BaseException):
+    """How a test of the kit ends that has no object here. A skip of anybody else is none of it."""
+
+
+def not_applicable(reason: str) -> NoReturn:
     """End a test that has no object here (workers without processes cannot be killed, say). The
     certificate says so; it is neither a pass nor a failure.
     """
-    pytest.skip(f"not applicable: {reason}")
+    raise NotApplicable(f"not applicable: {reason}")
 
 
 def suite_of(item: pytest.Item) -> type[Suite] | None:

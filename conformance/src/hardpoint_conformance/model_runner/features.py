@@ -275,7 +275,6 @@ class FeatureTests(ModelRunnerPart):
             prepared = self.subject.prepare_spread(**sizes)
             if prepared is None:
                 not_applicable("no executor for several workers is installed")
-                return
             executor = self.subject.started(prepared)
         except (ConfigError, RemoteError) as error:
             cause = error.__cause__ if isinstance(error, RemoteError) else error
@@ -283,7 +282,6 @@ class FeatureTests(ModelRunnerPart):
             if not told or not self.supports(capability):
                 raise
             not_applicable(f"not with this executor, or on this machine: {cause}")
-            return
         bench = Bench(self.subject, executor)
         requests = [bench.steps.add(prompt) for prompt in bench.prompts(bench.most_seqs, seed=6)]
         bench.steps.run(6)
