@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from attrs import evolve
 from broken_runners import Runner
 from hardpoint_dummy import rows
 from hardpoint_dummy.model import mix
+from hardpoint_dummy.requests import RequestTable
 from mutation import broken
 
 # The choice.
@@ -58,6 +61,19 @@ class TopPIgnored(_with_params(top_p=lambda params: 1.0)):
     pass
 
 
+def _top_p_first(original, model, state, params, context):
+    nucleus = rows.processed(model, state, evolve(params, top_k=0, min_p=0.0), context)
+    kept = tuple(token for token, logit in enumerate(nucleus) if logit > float("-inf"))
+    if params.top_p < 1:
+        params = evolve(params, top_p=1.0, allowed_token_ids=kept)
+    return original(model, state, params, context)
+
+
+@broken("top_p cuts before top_k", "test_draws_follow_their_distribution[top_k, then top_p]")
+class TopPFirst(_spoilt("choose", _top_p_first)):
+    pass
+
+
 @broken("min_p is ignored", "test_draws_follow_their_distribution[min_p]")
 class MinPIgnored(_with_params(min_p=lambda params: 0.0)):
     pass
@@ -83,6 +99,28 @@ class FrequencyAsPresence(
     )
 ):
     pass
+
+
+class _CountsFromResumption(RequestTable):
+    since: ClassVar[dict] = {}
+
+    def _update(self, running):
+        for req_id in running.resumed:
+            self.since[tuple(self[req_id].prompt)] = len(self[req_id].output)
+        return super()._update(running)
+
+
+def _since_resumption(original, model, state, params, context):
+    first = _CountsFromResumption.since.get(tuple(context.prompt), 0)
+    return original(model, state, params, evolve(context, output=context.output[first:]))
+
+
+@broken(
+    "penalties count only what was chosen since a request was resumed",
+    "test_penalties_count_what_was_chosen_before_a_request_was_computed_anew",
+)
+class PenaltiesForget(_spoilt("choose", _since_resumption)):
+    table_class = _CountsFromResumption
 
 
 @broken("presence_penalty is ignored", f"{PARAMETER}[presence_penalty]")

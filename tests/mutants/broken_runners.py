@@ -67,6 +67,17 @@ class NotZeroed(Runner):
     cache_class = _NeverZeroed
 
 
+class _AllZeroed(FakeCache):
+    def zero(self, block):
+        for each in range(1, self.num_blocks):
+            super().zero(each)
+
+
+@broken("blocks_to_zero zeroes every block", "test_a_zeroed_block_keeps_nothing")
+class AllZeroed(Runner):
+    cache_class = _AllZeroed
+
+
 class _NeverCopied(FakeCache):
     def copy(self, group, source, destination):
         pass

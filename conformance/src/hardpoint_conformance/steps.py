@@ -115,6 +115,18 @@ class Steps:
         request.blocks, request.computed, request.parked = [], 0, True
         self._parked.add(request.req_id)
 
+    def recompute(self, first: Request) -> Request:
+        """Send what a request is so far as one that is new to the workers, and compute it:
+        ``prefill_tokens``.
+        """
+        again = self.add(first.prompt, first.sampling)
+        again.tokens += first.output
+        plan = self.plan({again.req_id: len(again.tokens)})
+        new = evolve(plan.new[0], prefill_tokens=tuple(again.tokens))
+        plan = evolve(plan, new=(new,))
+        self.take(plan, self.executor.execute_model(plan))
+        return again
+
     # Steps.
 
     def step(self, counts: Mapping[str, int], **fields: Any) -> ModelRunnerOutput:

@@ -25,7 +25,7 @@ PARAMETERS = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
     "allowed_token_ids", "min_tokens", "stop_token_ids", "bad_word_ids",
 )  # fmt: skip
-CUTS = ("temperature", "top_k", "top_p", "min_p")
+CUTS = ("temperature", "top_k", "top_p", "min_p", "top_k, then top_p")
 DRAWS = 96
 """Draws by which a distribution is judged."""
 
@@ -47,6 +47,19 @@ class DrawTests(ModelRunnerPart):
         bench.steps.run(8)
         bench.check_greedy(request, f"a request with {parameter} beside another")
 
+    def test_penalties_count_what_was_chosen_before_a_request_was_computed_anew(self) -> None:
+        """After a preemption, and for workers that never saw it."""
+        bench = self.bench
+        params = self._parameters("frequency_penalty")
+        bench.require_accepted(params)
+        request = bench.steps.add(PROMPT, params)
+        bench.steps.run(5)
+        again = bench.steps.recompute(request)
+        bench.steps.preempt(request)
+        bench.steps.run(10)
+        bench.check_greedy(request, "a request with frequency_penalty, after a preemption")
+        bench.check_greedy(again, "a request with frequency_penalty, recomputed from its tokens")
+
     @pytest.mark.parametrize("parameter", CUTS)
     def test_draws_follow_their_distribution(self, parameter: str) -> None:
         """Frequencies over many seeds, and nothing outside of what may be drawn."""
@@ -56,6 +69,7 @@ class DrawTests(ModelRunnerPart):
             "top_k": evolve(DRAWN, temperature=1.5, top_k=3),
             "top_p": evolve(DRAWN, temperature=1.5, top_p=0.6),
             "min_p": evolve(DRAWN, temperature=1.5, min_p=0.3),
+            "top_k, then top_p": evolve(DRAWN, temperature=1.5, top_k=4, top_p=0.6),
         }[parameter]
         bench.require_accepted(params)
         scores = bench.logits(PROMPT)[-1] / params.effective_temperature

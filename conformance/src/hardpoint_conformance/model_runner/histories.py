@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-from attrs import evolve
 from hardpoint.capabilities import Capability
-from hardpoint.messages import NewRequestData, SchedulerOutput
+from hardpoint.messages import SchedulerOutput
 
 from hardpoint_conformance.contract import expect_equal
 from hardpoint_conformance.generation import SCORED, scored_if
@@ -59,13 +58,7 @@ class HistoryTests(ModelRunnerPart):
     def test_a_request_that_is_computed_anew_elsewhere_goes_on(self) -> None:
         """``prefill_tokens``: prompt and answer so far, for workers that never saw it."""
         bench = self.bench
-        first = bench.steps.alone((9, 8, 7, 6), 5)
-        again = bench.steps.add(first.prompt)
-        again.tokens += first.output
-        plan = bench.steps.plan({again.req_id: len(again.tokens)})
-        new: NewRequestData = plan.new[0]
-        plan = evolve(plan, new=(evolve(new, prefill_tokens=tuple(again.tokens)),))
-        bench.steps.take(plan, bench.execute(plan))
+        again = bench.steps.recompute(bench.steps.alone((9, 8, 7, 6), 5))
         bench.steps.run(9)
         bench.check_greedy(again, "a request recomputed from its tokens")
 
@@ -113,15 +106,18 @@ class HistoryTests(ModelRunnerPart):
         copy = bench.steps.add([*prefix, 20, 21], computed=size, blocks=[target])
         source = owner.blocks[0]
         bench.steps.step({copy.req_id: 2}, block_copies=((0, source, target),))
-        bench.steps.finish(owner)
         bench.steps.run(5)
         bench.check_greedy(copy, "a request whose first block was copied from another's")
+        bench.check_greedy(owner, "a request whose first block was copied for another")
 
     @needs(Capability.BLOCK_COPIES)
     def test_a_zeroed_block_keeps_nothing(self) -> None:
         """Two blocks with different pasts, zeroed, are one as good as the other."""
         bench = self.bench
         size = bench.steps.block_size
+        bystander = bench.steps.add((9, 8, 7))
+        bench.steps.run(1)
+        del bench.steps.requests[bystander.req_id]
         pasts = [bench.steps.add([base + place for place in range(size)]) for base in (20, 60)]
         bench.steps.run(1)
         blocks = [past.blocks[0] for past in pasts]
@@ -142,6 +138,10 @@ class HistoryTests(ModelRunnerPart):
             where=SchedulerOutput,
             do="Clear the named blocks in every layer before copies and the forward pass.",
         )  # fmt: skip
+        bench.steps.finish(*readers)
+        bench.steps.requests[bystander.req_id] = bystander
+        bench.steps.run(6)
+        bench.check_greedy(bystander, "a request that waited while blocks of others were zeroed")
 
     def test_random_histories_are_the_oracles(self) -> None:
         """Requests that come, go, are cut, preempted and resumed, by chance."""
