@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import broken_answers
+import broken_choices
+import broken_executor_lives
 import broken_executors
 import broken_platforms
 import broken_plugins
@@ -16,9 +18,11 @@ MODULES = (
     broken_platforms,
     broken_workers,
     broken_runners,
+    broken_choices,
     broken_answers,
     broken_torch,
     broken_executors,
+    broken_executor_lives,
 )
 
 MUTATIONS: tuple[Mutation, ...] = tuple(
