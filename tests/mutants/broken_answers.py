@@ -27,6 +27,21 @@ class RanksFromZero(Runner):
         return evolve(output, logprobs={k: lower(v) for k, v in output.logprobs.items()})
 
 
+@broken("all who ask get as many as the first asked for", "test_only_those_who_ask_get_scores")
+class ScoresAsTheFirst(Runner):
+    def change(self, output, step):
+        if not output.logprobs:
+            return output
+        count = next(iter(output.logprobs.values())).num_best
+
+        def cut(row):
+            cells = {name: getattr(row, name) for name in ("ids", "values", "ranks")}
+            short = {name: tuple(v[: 1 + count] for v in rows) for name, rows in cells.items()}
+            return evolve(row, num_best=min(count, row.num_best), **short)
+
+        return evolve(output, logprobs={k: cut(row) for k, row in output.logprobs.items()})
+
+
 @broken("log-probabilities go to requests that did not ask", "test_only_those_who_ask_get_scores")
 class ScoresForAll(Runner):
     def change(self, output, step):
@@ -85,6 +100,12 @@ class LeftOut(Runner):
         return output
 
 
+@broken("every vector is the same", "test_a_vector_is_the_prompts_own")
+class VectorOfNothing(Runner):
+    def change(self, output, step):
+        return evolve(output, pooled={k: (0.5,) * len(v) for k, v in output.pooled.items()})
+
+
 @broken("a vector is that of the whole batch", "test_a_vector_is_the_prompts_own")
 class VectorOfAnother(Runner):
     def change(self, output, step):
@@ -118,6 +139,22 @@ class NothingRaises(Runner):
 class MaskIgnored(Runner):
     def sample_tokens(self, ticket, grammar):
         return super().sample_tokens(ticket, None)
+
+
+@broken("a mask binds the row of its own number", "test_a_mask_binds_its_request_alone")
+class MaskByRow(Runner):
+    def sample_tokens(self, ticket, grammar):
+        order = self._waiting[ticket.step_id].order
+        if grammar is not None:
+            ids = tuple(state.req_id for state in order[: len(grammar.req_ids)])
+            grammar = evolve(grammar, req_ids=ids)
+        return super().sample_tokens(ticket, grammar)
+
+
+@broken("a deferred step has no scores", "test_a_deferred_step_chooses_what_an_immediate_one_does")
+class DeferredUnscored(Runner):
+    def sample_tokens(self, ticket, grammar):
+        return evolve(super().sample_tokens(ticket, grammar), logprobs={})
 
 
 @broken("a grammar's mask binds every request of the step", "test_a_mask_binds_its_request_alone")

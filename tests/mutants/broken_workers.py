@@ -181,9 +181,7 @@ class WakeLosesABuffer(DummyWorker):
         return report
 
 
-@broken(
-    "waking takes no memory: it is used without being held", "test_sleep_follows_its_state_machine"
-)
+@broken("the cache cannot be woken alone", "test_sleep_follows_its_state_machine")
 class WakeRaises(DummyWorker):
     def wake_up(self, tags):
         if tuple(tags) == ("kv_cache",):

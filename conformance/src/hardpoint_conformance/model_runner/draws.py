@@ -14,6 +14,7 @@ from hardpoint.model_runner import ModelRunner
 from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_conformance.contract import expect, expect_equal
+from hardpoint_conformance.generation import scored_if
 from hardpoint_conformance.model_runner.part import ModelRunnerPart
 from hardpoint_conformance.sampling_rules import chances
 from hardpoint_conformance.steps import GREEDY
@@ -144,7 +145,7 @@ class DrawTests(ModelRunnerPart):
         """A ticket, then the output of the step it names."""
         bench = self.bench
         wanted = bench.steps.alone(PROMPT, 1).output
-        request = bench.steps.add(PROMPT)
+        request = bench.steps.add(PROMPT, scored_if(self.supports(Capability.LOGPROBS)))
         plan = bench.steps.plan({request.req_id: len(PROMPT)}, defer_sampling=True)
         ticket = bench.execute(plan)
         expect_equal(
@@ -156,6 +157,8 @@ class DrawTests(ModelRunnerPart):
             request.output, wanted, "sample_tokens finishes the step as execute_model would have",
             where=ModelRunner.sample_tokens, do="Sample the kept logits with the same code.",
         )  # fmt: skip
+        if self.supports(Capability.LOGPROBS):
+            bench.check_scores(request, "a request whose step was deferred")
 
     @needs(Capability.GRAMMAR)
     def test_a_mask_binds_its_request_alone(self) -> None:
@@ -163,19 +166,20 @@ class DrawTests(ModelRunnerPart):
         bench = self.bench
         requests = [bench.steps.add(PROMPT) for _ in range(min(2, bench.most_seqs))]
         bench.steps.run(1)
-        plain = int(bench.logits([*PROMPT, requests[0].output[0]])[-1].argmax())
+        *others, bound = requests  # not in the first row, where there are two
+        plain = int(bench.logits(bound.tokens)[-1].argmax())
         allowed = (plain + 17) % bench.vocab_size
         words = bytearray(4 * -(-bench.vocab_size // 32))
         words[allowed // 8] |= 1 << allowed % 8
         plan = bench.steps.plan({r.req_id: 1 for r in requests}, defer_sampling=True)
-        grammar = GrammarOutput(req_ids=(requests[0].req_id,), masks=((bytes(words),),))
+        grammar = GrammarOutput(req_ids=(bound.req_id,), masks=((bytes(words),),))
         ticket = bench.execute(plan)
         bench.steps.take(plan, bench.executor.sample_tokens(ticket, grammar))
         expect_equal(
-            requests[0].output[-1], allowed, "a mask with one bit leaves one token",
+            bound.output[-1], allowed, "a mask with one bit leaves one token",
             where=GrammarOutput, do="Bits are little-endian in 32-bit words, 1 allows.",
         )  # fmt: skip
-        for request in requests[1:]:
+        for request in others:
             bench.check_greedy(request, "a request without a mask beside one with")
 
     # Within.

@@ -45,17 +45,23 @@ class ScoreTests(ModelRunnerPart):
 
     @needs(Capability.LOGPROBS)
     def test_only_those_who_ask_get_scores(self) -> None:
-        """Beside each other."""
+        """Beside each other, each as many as it asked for."""
         bench = self.bench
         asks = bench.steps.add(PROMPT, evolve(GREEDY, logprobs=1))
+        asking = [asks]
         if bench.most_seqs > 1:
             bench.steps.add((6, 7))
-        while not asks.logprobs:
-            output = bench.steps.round()
+        if bench.most_seqs > 2:
+            asking.append(bench.steps.add(PROMPT, evolve(GREEDY, logprobs=3)))
+        bench.steps.run(1)
+        output = bench.steps.round()
         expect_equal(
-            set(output.logprobs), {asks.req_id}, "only requests that asked have log-probabilities",
+            set(output.logprobs), {request.req_id for request in asking},
+            "only requests that asked have log-probabilities",
             where=ModelRunnerOutput, do="Return rows for those whose SamplingParams ask.",
         )  # fmt: skip
+        for request, count in zip(asking, (1, 3), strict=False):
+            self._check_row(request.logprobs[-1], request.output[-1], count)
         bench.check_greedy(asks, "a request with logprobs beside one without")
 
     @needs(Capability.PROMPT_LOGPROBS)
@@ -111,6 +117,14 @@ class ScoreTests(ModelRunnerPart):
             off <= max(bench.tolerance, 1e-6), "a vector does not depend on the batch",
             seen=f"it differs by up to {off:.3g}", where=ModelRunnerOutput,
             do="Pool the states of the request's own positions.",
+        )  # fmt: skip
+        request = bench.steps.add(PROMPT[::-1], pooling=PoolingParams("last"))
+        while request.left:
+            output = bench.steps.round()
+        expect(
+            tuple(output.pooled.get(request.req_id, ())) != tuple(vectors[0]),
+            "another prompt has another vector", seen=f"{vectors[0][:4]} of both",
+            where=ModelRunnerOutput, do="Pool what the model made of the prompt.",
         )  # fmt: skip
 
     def _check_row(self, row: Logprobs, token: int, asked: int) -> None:
