@@ -85,8 +85,9 @@ class NativeBuild(BuildHookInterface):  # type: ignore[type-arg]
         if self.target_name != "wheel":
             return
         root = Path(self.root)
-        sources, package = root / "native", root / "src/hardpoint_cpu/native"
-        target, reason = package / LIBRARY, package / REASON
+        sources, built = root / "native", root / "src/hardpoint_cpu/native/lib"
+        built.mkdir(exist_ok=True)
+        target, reason = built / LIBRARY, built / REASON
         made_of = [*sources.iterdir(), Path(__file__)]
         newest = max(path.stat().st_mtime for path in made_of)
         if not target.is_file() or target.stat().st_mtime < newest:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hardpoint.errors import CallTimeoutError, ConfigError, EncodingError, RemoteError
 
 
 def rank_of(worker):
     return worker.rank
+
+
+def nap(worker):
+    time.sleep(0.2)
 
 
 def test_every_spelling_starts_the_same_thing(spelling, steps):
@@ -22,7 +28,7 @@ def test_every_spelling_starts_the_same_thing(spelling, steps):
     with pytest.raises(EncodingError):
         group.collective_rpc(rank_of, args=((x for x in ()),))
     with pytest.raises(CallTimeoutError):
-        group.collective_rpc(rank_of, timeout=0)
+        group.collective_rpc(nap, timeout=0)
     assert group.collective_rpc(rank_of, non_block=True).result(20) == ranks
 
 

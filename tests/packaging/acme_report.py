@@ -2,9 +2,9 @@
 in, as JSON. Run by its interpreter.
 """
 
-import inspect
 import json
 import sys
+from types import ModuleType
 
 from hardpoint_engine import LLM, SamplingParams
 
@@ -35,6 +35,11 @@ def own_operations(worker):
     ]
 
 
+def is_module(value):
+    """By its own type: some of torch's objects warn when they are asked for their class."""
+    return issubclass(type(value), ModuleType)
+
+
 def attributes():
     """(module, name) or (module, class, name) -> object, of torch and ours: what may be patched."""
     found = {}
@@ -47,11 +52,11 @@ def attributes():
         ):
             continue
         for key, value in list(vars(module).items()):
-            if not callable(value) and not inspect.ismodule(value):
+            if not callable(value) and not is_module(value):
                 continue
             found[name, key] = value
             if (
-                isinstance(value, type)
+                issubclass(type(value), type)
                 and value.__module__ == name
                 and not name.startswith("torch._C")
             ):
@@ -60,7 +65,7 @@ def attributes():
 
 
 def is_code(value):
-    return callable(value) or isinstance(value, property | classmethod | staticmethod)
+    return callable(value) or issubclass(type(value), property | classmethod | staticmethod)
 
 
 def is_imported(value):
@@ -68,7 +73,7 @@ def is_imported(value):
     namespace of ``torch.ops``, which is there when it was first asked for.
     """
     of_operations = type(value).__module__ == "torch._ops"
-    return inspect.ismodule(value) and (of_operations or value.__spec__ is not None)
+    return is_module(value) and (of_operations or value.__spec__ is not None)
 
 
 def patches(before, after):
@@ -79,7 +84,7 @@ def patches(before, after):
     ]
     new = [
         key for key, value in after.items()
-        if key not in before and key[0] in modules and (is_code(value) or inspect.ismodule(value))
+        if key not in before and key[0] in modules and (is_code(value) or is_module(value))
         and not is_imported(value)
     ]  # fmt: skip
     return sorted(".".join(key) for key in {*changed, *new})

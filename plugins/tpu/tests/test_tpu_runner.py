@@ -184,7 +184,8 @@ def test_log_probabilities_are_each_requests_own(worker, drive, dense):
             values = logits - np.log(np.exp(logits).sum())
             assert len(row.ids[0]) == 1 + count
             assert row.ids[0][0] == driver.output(req_id)[index] == values.argmax()
-            assert row.ranks == (1,)
+            ranked = row.ids[0][: row.num_best + 1]
+            assert row.ranks == (tuple(int((values >= values[i]).sum()) for i in ranked),)
             np.testing.assert_allclose(row.values[0], values[list(row.ids[0])], atol=1e-4)
             assert list(row.values[0][1:]) == sorted(row.values[0][1:], reverse=True)
     assert {50, 60} <= set(driver.logprobs["d"][0].ids[0][1:])

@@ -21,7 +21,8 @@ ABI = 1
 LEVELS = ("portable", "avx2", "avx512")
 """Levels of instructions, the slowest first; their places are the library's numbers."""
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "lib"
+"""No package: a library of C in one looks like a module of Python to who walks through it."""
 FILE = "libhardpoint_cpu.so"
 REASON = "not_built.txt"
 
