@@ -203,6 +203,22 @@ class BlockSizeThatFails(DummyPlatform):
     worker_class = "broken_workers:NoSmallBlocks"
 
 
+LARGEST = "test_the_largest_head_size_runs_and_so_do_tied_embeddings"
+
+
+@broken("a head size that it offers does not run", LARGEST)
+class HeadSizeThatFails(DummyPlatform):
+    worker_class = "broken_workers:NoLargeHeads"
+
+    def limits(self, config):
+        return evolve(super().limits(config), head_sizes=(128, 64))
+
+
+@broken("models that use the embeddings twice do not load", LARGEST)
+class TiedFails(DummyPlatform):
+    worker_class = "broken_workers:NoTiedEmbeddings"
+
+
 @broken("an environment value is a number", "test_the_small_answers_are_of_their_kind")
 class NumberInEnvironment(DummyPlatform):
     def environment(self, config, placement):

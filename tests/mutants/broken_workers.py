@@ -37,6 +37,24 @@ class NoSmallBlocks(DummyWorker):
         super().initialize_from_config(kv_cache_config)
 
 
+class NoLargeHeads(DummyWorker):
+    """Not a mutant by itself: cannot load heads of more than 64 numbers."""
+
+    def load_model(self):
+        if self.config.description.head_size > 64:
+            raise ConfigError("heads of more than 64 numbers")
+        return super().load_model()
+
+
+class NoTiedEmbeddings(DummyWorker):
+    """Not a mutant by itself: looks for an output matrix in every checkpoint."""
+
+    def load_model(self):
+        if self.config.description.hf_config["tie_word_embeddings"]:
+            raise ConfigError("lm_head.weight is missing")
+        return super().load_model()
+
+
 @broken("nothing")
 class TwinWorker(DummyWorker):
     """Unbroken."""

@@ -18,6 +18,7 @@ from hardpoint_conformance import in_worker
 from hardpoint_conformance.contract import expect, expect_equal, expect_raises
 from hardpoint_conformance.fresh_process import ask
 from hardpoint_conformance.generation import Bench
+from hardpoint_conformance.kit_model import ModelShape
 from hardpoint_conformance.model_runner.draws import PARAMETERS
 from hardpoint_conformance.plugin_suite import HARMLESS
 from hardpoint_conformance.steps import GREEDY
@@ -182,6 +183,12 @@ class PlatformSuite(Suite):
         for size in dict.fromkeys((min(sizes), sizes[0], max(size for size in sizes if size < 64))):
             self._runs(block_size=size, max_model_len=min(MODEL_LENGTH, BLOCKS * size))
 
+    def test_the_largest_head_size_runs_and_so_do_tied_embeddings(self) -> None:
+        """The kit's other models have the smallest, and an output matrix of their own."""
+        shape = ModelShape.within(self._limits(), tied=True)
+        largest = max(self._limits().head_sizes, default=2 * shape.head_size)
+        self._runs(evolve(shape, head_size=largest))
+
     @pytest.mark.parametrize("key", ["dtype", "block_size", "max_num_seqs"])
     def test_what_is_beyond_the_limits_is_refused_before_anything_starts(self, key: str) -> None:
         """With a ConfigError that names the key."""
@@ -311,11 +318,11 @@ class PlatformSuite(Suite):
         prepared = self.subject.prepare()
         return prepared.platform.limits(prepared.config)
 
-    def _runs(self, **keys: object) -> None:
-        bench = Bench(self.subject, self.subject.ready(None, **keys))
+    def _runs(self, shape: ModelShape | None = None, **keys: object) -> None:
+        bench = Bench(self.subject, self.subject.ready(shape, **keys))
         request = bench.steps.add((5, 9, 3, 77, 20))
         bench.steps.run(4)
-        bench.check_greedy(request, f"with {keys}")
+        bench.check_greedy(request, f"with {shape or keys}")
         self.subject.end(bench.executor)
 
     def _life(self) -> int:
