@@ -8,6 +8,7 @@ from hardpoint_runtime.attention.builder import AttentionMetadataBuilder
 from hardpoint_runtime.batch.requests import Requests
 from hardpoint_runtime.memory.kv_cache import KVCache
 from hardpoint_runtime.model_runner import TorchModelRunner
+from hardpoint_runtime.pooling import Pooling
 from hardpoint_runtime.sampling.sampler import Sampler
 from mutation import broken
 
@@ -90,6 +91,40 @@ class TorchDrawsByRow(TorchModelRunner):
 class TorchMisspelt(TorchModelRunner):
     def make_smapler(self):
         return _DrawsByRow(self.device)
+
+
+class _LastChunkOnly(Pooling):
+    def pool(self, rows, hidden):
+        for span in () if rows is None else rows.spans:
+            if span.count:
+                span.state.pooled = None
+        return super().pool(rows, hidden)
+
+
+@broken(
+    "the mean of a prompt in chunks is of its last chunk",
+    "test_a_vector_is_of_the_models_own_states[mean]",
+)
+class TorchPoolsTheLastChunk(TorchModelRunner):
+    def __init__(self, context, platform, registry, device):
+        super().__init__(context, platform, registry, device)
+        self.pooling = _LastChunkOnly(device)
+
+
+class _Unnormalised(Pooling):
+    def take(self, requests, req_ids):
+        for req_id in req_ids:
+            if req_id in requests.pooling:
+                state = requests[req_id]
+                state.pooling = evolve(state.pooling, normalize=False)
+        return super().take(requests, req_ids)
+
+
+@broken("normalize is ignored", "test_a_vector_is_of_the_models_own_states[last]")
+class TorchUnnormalised(TorchModelRunner):
+    def __init__(self, context, platform, registry, device):
+        super().__init__(context, platform, registry, device)
+        self.pooling = _Unnormalised(device)
 
 
 class _NoPenalties(Sampler):

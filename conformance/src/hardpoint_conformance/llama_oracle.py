@@ -32,6 +32,11 @@ class LlamaOracle(Oracle):
 
     def logits(self, tokens: Sequence[int]) -> Any:
         """Return the logits after each token."""
+        head = self._weights.get("lm_head.weight", self._weights["model.embed_tokens.weight"])
+        return self.states(tokens) @ head.T
+
+    def states(self, tokens: Sequence[int]) -> Any:
+        """Return the states that the logits are made of."""
         stream = self._weights["model.embed_tokens.weight"][list(tokens)]
         for layer in range(self._shape.num_layers):
             part = self._layer(layer)
@@ -39,9 +44,7 @@ class LlamaOracle(Oracle):
             inner = _norm(stream, part["post"], self._epsilon)
             gate = inner @ part["gate"].T
             stream = stream + (gate / (1 + np.exp(-gate)) * (inner @ part["up"].T)) @ part["down"].T
-        stream = _norm(stream, self._weights["model.norm.weight"], self._epsilon)
-        head = self._weights.get("lm_head.weight", self._weights["model.embed_tokens.weight"])
-        return stream @ head.T
+        return _norm(stream, self._weights["model.norm.weight"], self._epsilon)
 
     def _layer(self, index: int) -> Mapping[str, Any]:
         names = {

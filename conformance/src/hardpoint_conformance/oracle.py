@@ -16,3 +16,9 @@ class Oracle(ABC):
     @abstractmethod
     def logits(self, tokens: Sequence[int]) -> Any:
         """Return the logits after each of ``tokens``: float64 numpy array, (tokens, vocabulary)."""
+
+    def states(self, tokens: Sequence[int]) -> Any:
+        """Return the final hidden states, after the last norm: float64 numpy array, (tokens, hidden
+        size); None where the model has none to compare.
+        """
+        return None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
+import pytest
 from attrs import evolve
 from hardpoint.capabilities import Capability
 from hardpoint.messages import Logprobs, ModelRunnerOutput
-from hardpoint.pooling_params import PoolingParams
+from hardpoint.pooling_params import POOLINGS, PoolingParams
 
 from hardpoint_conformance.contract import expect, expect_equal
 from hardpoint_conformance.model_runner.part import ModelRunnerPart
 from hardpoint_conformance.steps import GREEDY
-from hardpoint_conformance.suite import needs
+from hardpoint_conformance.suite import needs, not_applicable
 
 PROMPT = (5, 9, 3, 77, 20, 21)
 
@@ -126,6 +129,33 @@ class ScoreTests(ModelRunnerPart):
             "another prompt has another vector", seen=f"{vectors[0][:4]} of both",
             where=ModelRunnerOutput, do="Pool what the model made of the prompt.",
         )  # fmt: skip
+
+    @needs(Capability.POOLING)
+    @pytest.mark.parametrize("pooling", POOLINGS)
+    def test_a_vector_is_of_the_models_own_states(self, pooling: str) -> None:
+        """As it is and normalised, in one piece and in chunks."""
+        bench = self.bench
+        multiple = bench.steps.limits.chunk_multiple
+        prompt = [3 + 7 * place % 80 for place in range(2 * multiple + 4)]
+        states = bench.oracle.states(prompt)
+        if states is None:
+            not_applicable("the platform's model is a rule of its own, without states")
+        wanted = {"mean": states.mean(0), "last": states[-1], "cls": states[0]}[pooling]
+        chunks = (None, multiple) if self.supports(Capability.CHUNKED_PREFILL) else (None,)
+        for chunk, normalize in itertools.product(chunks, (False, True)):
+            request = bench.steps.add(prompt, pooling=PoolingParams(pooling, normalize))
+            while request.left:
+                output = bench.steps.round(chunk)
+            seen = np.asarray(output.pooled.get(request.req_id, ()))
+            right = wanted / np.linalg.norm(wanted) if normalize else wanted
+            off = float(np.abs(seen - right).max()) if seen.shape == right.shape else np.inf
+            expect(
+                off <= bench.tolerance, "a vector is pooled from the final hidden states",
+                seen=f"{pooling}, normalize={normalize}, in chunks of {chunk}: {len(seen)} "
+                f"numbers, off by up to {off:.3g} (tolerance {bench.tolerance:g})",
+                where=PoolingParams, do="Pool after the last norm, over all chunks of the prompt.",
+            )  # fmt: skip
+            bench.steps.finish(request)
 
     def _check_row(self, row: Logprobs, token: int, asked: int) -> None:
         ids, values = row.ids[0], row.values[0]
