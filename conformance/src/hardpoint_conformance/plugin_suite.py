@@ -18,7 +18,8 @@ from hardpoint.references import resolve
 from hardpoint.registry import Registry
 
 from hardpoint_conformance.contract import expect, expect_equal, expect_raises
-from hardpoint_conformance.fresh_process import ask
+from hardpoint_conformance.fresh_process import ask, near_misses
+from hardpoint_conformance.probe import Probe
 from hardpoint_conformance.suite import Suite, not_applicable
 
 HEAVY = frozenset(
@@ -76,6 +77,15 @@ class PluginSuite(Suite):
         expect(
             record.summary, "a record has a summary for people", seen="it is empty",
             where=type(record), do="Set summary: `hardpoint plugins` shows it.",
+        )  # fmt: skip
+
+    def test_a_method_of_its_probe_is_one_that_is_asked(self) -> None:
+        """One that is misspelt would never be called, and what it counts would stay unseen."""
+        misspelt = near_misses(type(self.subject.probe), Probe)
+        expect(
+            not misspelt, "a method of a probe that is named nearly like one of the kit overrides "
+            "it", seen=", ".join(misspelt), where=Probe,
+            do="Correct the name, or choose one that cannot be taken for it.",
         )  # fmt: skip
 
     # Versions.
