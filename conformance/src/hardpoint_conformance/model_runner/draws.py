@@ -85,7 +85,8 @@ class DrawTests(ModelRunnerPart):
             counts.update(request.output[0] for request in requests)
             bench.steps.finish(*requests)
         self._check_frequencies(counts, wanted, parameter)
-        self._check_mean(counts, wanted, scores, parameter)
+        if parameter == "temperature" or not self._near_the_cut(wanted):
+            self._check_mean(counts, wanted, scores, parameter)
 
     def test_a_seed_gives_the_same_answer_whoever_is_beside(self) -> None:
         """A draw depends on (seed, position) and the logits, on nothing else."""
@@ -236,7 +237,9 @@ class DrawTests(ModelRunnerPart):
         expected = float(wanted @ scores)
         spread = float(np.sqrt(wanted @ (scores - expected) ** 2))
         mean = sum(count * scores[token] for token, count in counts.items()) / total
-        bound = 4.5 * max(spread, 0.1) / np.sqrt(total) + self.bench.tolerance
+        # Logits may be off by the tolerance, and no temperature here more than doubles that.
+        slack = 2 * self.bench.tolerance * (1 + spread)
+        bound = 4.5 * max(spread, 0.1) / np.sqrt(total) + slack
         expect(
             abs(mean - expected) <= bound,
             "tokens are drawn from the softmax of logits / temperature",
