@@ -153,8 +153,7 @@ def test_the_executor_is_certified(environment):
     assert certificate(environment, "threads")["kind"] == "executor"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("executor", ["uni", "mp"])
+@pytest.mark.parametrize("executor", ["uni", pytest.param("mp", marks=pytest.mark.slow)])
 def test_the_platform_is_certified(environment, executor):
     document = certificate(environment, "acme", "--executor", executor)
     assert document["executors"] == [executor]

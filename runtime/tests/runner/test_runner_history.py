@@ -54,9 +54,6 @@ class HistoryModel(torch.nn.Module):
 
 
 class HistoryRunner(TorchModelRunner):
-    def make_operations(self):
-        return None
-
     def make_model(self, operations):
         return HistoryModel()
 
