@@ -14,9 +14,10 @@ import argparse
 import datetime as dt
 import json
 from contextlib import ExitStack
+from typing import ClassVar
 
+import serving
 import turns
-from serving import Transformers, generated
 
 CASES: dict[str, tuple[str, turns.Case]] = {
     "B1": ("decode", (1, 16, 48)),
@@ -27,35 +28,20 @@ CASES: dict[str, tuple[str, turns.Case]] = {
 FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
 
-class Hardpoint:
+class Native(serving.Hardpoint):
     """The cpu platform, as a native program."""
 
-    native = "on"
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        from hardpoint_engine import LLM
-
-        self.llm = LLM(
-            model=options.model,
-            platform="cpu",
-            executor="uni",
-            dtype=options.dtype,
-            max_model_len=2048,
-            max_num_seqs=64,
-            plugins={"cpu": {"threads": options.threads, "native": self.native}},
-        )
-
-    def run(self, tokens: list[list[int]], new: int) -> int:
-        return generated(self.llm, tokens, new)
+    keys: ClassVar = {"max_num_seqs": 64}
+    settings: ClassVar = {"native": "on"}
 
 
-class Torch(Hardpoint):
+class Torch(Native):
     """The same through torch."""
 
-    native = "off"
+    settings: ClassVar = {"native": "off"}
 
 
-ENGINES = {"hardpoint": Hardpoint, "hardpoint-torch": Torch, "transformers": Transformers}
+ENGINES = {"hardpoint": Native, "hardpoint-torch": Torch, "transformers": serving.Transformers}
 
 
 def main() -> None:

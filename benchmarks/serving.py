@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from contextlib import ExitStack
+from typing import ClassVar
 
 import turns
 
@@ -25,7 +26,10 @@ def generated(llm, tokens: list[list[int]], new: int) -> int:
 
 
 class Hardpoint:
-    """The cpu platform."""
+    """The cpu platform. ``keys`` are of the configuration, ``settings`` of the plugin."""
+
+    keys: ClassVar[dict[str, object]] = {}
+    settings: ClassVar[dict[str, object]] = {}
 
     def __init__(self, options: argparse.Namespace) -> None:
         from hardpoint_engine import LLM
@@ -36,7 +40,8 @@ class Hardpoint:
             executor="uni",
             dtype=options.dtype,
             max_model_len=2048,
-            plugins={"cpu": {"threads": options.threads}},
+            plugins={"cpu": {"threads": options.threads, **self.settings}},
+            **self.keys,
         )
 
     def run(self, tokens: list[list[int]], new: int) -> int:
