@@ -32,7 +32,7 @@ LEVELS = {
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
 }
 """The flags of each level; all but the first are of x86 processors."""
-PLAIN = ("team.cpp", "program.cpp", "testing.cpp")
+PLAIN = ("team.cpp", "program.cpp", "packing.cpp", "testing.cpp")
 
 
 class CannotBuildError(Exception):

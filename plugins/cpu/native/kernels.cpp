@@ -130,17 +130,17 @@ void multiply_any(const float* x, int64_t stride, int64_t rows, const Matrix& w,
 }
 
 void linear(const float* x, int64_t stride, int64_t rows, const Matrix& w, int64_t first,
-            int64_t last, const void* bias, bool add, float* out, int64_t out_stride,
+            int64_t last, const Vector& bias, bool add, float* out, int64_t out_stride,
             float* scratch) {
     multiply_any(x, stride, rows, w, first, last, scratch, [&](int64_t m, int64_t n, float value) {
         float& to = out[m * out_stride + n];
-        if (bias) value += number(bias, w.type, n);
+        if (bias.data) value += number(bias.data, bias.type, n);
         to = add ? to + value : value;
     });
 }
 
 void gated(const float* x, int64_t stride, int64_t rows, const Matrix& w, int64_t first,
-           int64_t last, const void* bias, float* out, int64_t out_stride, float* scratch) {
+           int64_t last, const Vector& bias, float* out, int64_t out_stride, float* scratch) {
     int64_t half = w.rows / 2, width = last - first;
     int64_t most_rows = row_block(w.cols);
     float* gates = scratch;
@@ -151,7 +151,7 @@ void gated(const float* x, int64_t stride, int64_t rows, const Matrix& w, int64_
         int64_t shift = part ? half : 0;
         multiply_any(x, stride, rows, w, first + shift, last + shift, rest,
                      [&](int64_t m, int64_t n, float value) {
-                         if (bias) value += number(bias, w.type, n);
+                         if (bias.data) value += number(bias.data, bias.type, n);
                          to[m * CHUNK + n - first - shift] = value;
                      });
     }

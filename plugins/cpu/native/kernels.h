@@ -7,20 +7,15 @@
 
 #include <cstdint>
 
+#include "formats.h"
+
 namespace hardpoint {
 
 enum Level : int32_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2 };
-enum Type : int32_t { F32 = 0, BF16 = 1 };
 
 constexpr int64_t CHUNK = 32;       // rows of a weight that one piece of work takes
 constexpr int64_t KEY_TILE = 64;    // keys that attention weighs at once
 constexpr int64_t QUERY_TILE = 16;  // query tokens that share a pass over the keys
-
-struct Matrix {  // `rows` of `cols` numbers, next to each other
-    const void* data;
-    int64_t rows, cols;
-    int32_t type;
-};
 
 struct Attention {           // some query tokens of one request under one key head
     const float* query;      // the first token's first query head of the group
@@ -41,11 +36,11 @@ struct Attention {           // some query tokens of one request under one key h
 struct Kernels {
     // out[m][n] = x[m] . w[n] + bias[n] for n in [first, last); `add`: on top of what out holds.
     void (*linear)(const float* x, int64_t x_stride, int64_t rows, const Matrix& w, int64_t first,
-                   int64_t last, const void* bias, bool add, float* out, int64_t out_stride,
+                   int64_t last, const Vector& bias, bool add, float* out, int64_t out_stride,
                    float* scratch);
     // out[m][n] = silu(x[m] . w[n] + bias[n]) * (x[m] . w[n + half] + ...), half = w.rows / 2.
     void (*gated)(const float* x, int64_t x_stride, int64_t rows, const Matrix& w, int64_t first,
-                  int64_t last, const void* bias, float* out, int64_t out_stride, float* scratch);
+                  int64_t last, const Vector& bias, float* out, int64_t out_stride, float* scratch);
     void (*norm)(const float* x, int64_t x_stride, int64_t rows, const Matrix& weight, float eps,
                  float* out, int64_t out_stride);
     void (*embed)(const Matrix& table, int64_t row, float scale, float* out);

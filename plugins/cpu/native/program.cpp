@@ -27,7 +27,10 @@ public:
         : kernels_(*kernels), shape_(shape), ops_(ops, ops + count),
           counters_(new std::atomic<int64_t>[size_t(count)]), team_(threads) {
         int64_t most = 1;
-        for (const hp_op& op : ops_) most = std::max(most, op.weight.cols);
+        for (hp_op& op : ops_) {
+            most = std::max(most, op.weight.cols);
+            if (op.weight.type == BF16) op.vector_type = BF16;
+        }
         for (int32_t i = 0; i < shape.buffers; i++)
             buffers_.emplace_back(size_t(shape.columns[i] * shape.most_tokens));
         columns_.assign(shape.columns, shape.columns + shape.buffers);
@@ -154,11 +157,12 @@ private:
             const float* x = in + row * in_stride;
             float* y = out + row * out_stride;
             if (op.kind == HP_GATED)
-                kernels_.gated(x, in_stride, count, op.weight, from, to, op.bias, y, out_stride,
-                               scratch);
+                kernels_.gated(x, in_stride, count, op.weight, from, to,
+                               {op.bias, op.vector_type}, y, out_stride, scratch);
             else
-                kernels_.linear(x, in_stride, count, op.weight, from, to, op.bias,
-                                op.kind == HP_ADD, y, out_stride, scratch);
+                kernels_.linear(x, in_stride, count, op.weight, from, to,
+                                {op.bias, op.vector_type}, op.kind == HP_ADD, y, out_stride,
+                                scratch);
         }
     }
 
@@ -185,8 +189,8 @@ private:
         const int64_t head = shape_.head, heads = shape_.heads, kv = shape_.kv_heads;
         float* keys = x + heads * head;
         if (op.query_norm) {
-            kernels_.norm(x, head, heads, {op.query_norm, 1, head, op.weight.type}, op.eps, x, head);
-            kernels_.norm(keys, head, kv, {op.key_norm, 1, head, op.weight.type}, op.eps, keys, head);
+            kernels_.norm(x, head, heads, {op.query_norm, 1, head, op.vector_type}, op.eps, x, head);
+            kernels_.norm(keys, head, kv, {op.key_norm, 1, head, op.vector_type}, op.eps, keys, head);
         }
         const int64_t angles = step_->positions[token] * (head / 2);
         kernels_.rotate(x, heads + kv, head, op.cos + angles, op.sin + angles);
@@ -209,7 +213,7 @@ private:
 
     const Kernels kernels_;
     const hp_shape shape_;
-    const std::vector<hp_op> ops_;
+    std::vector<hp_op> ops_;
     std::unique_ptr<std::atomic<int64_t>[]> counters_;
     std::vector<std::vector<float>> buffers_, scratch_;
     std::vector<int64_t> columns_;
@@ -245,7 +249,7 @@ const Kernels* kernels(int32_t level) {
 
 using hardpoint::Program;
 
-int32_t hp_abi() { return 1; }
+int32_t hp_abi() { return 2; }
 
 int32_t hp_levels() {
     int32_t bits = 0;

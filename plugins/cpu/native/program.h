@@ -26,16 +26,24 @@ struct hp_op {
     int32_t kind;
     int32_t in, out;       // buffers; -1: the caller's logits
     int32_t picked;        // whether it works on the rows that the step wants, or on all tokens
-    hardpoint::Matrix weight;
-    const void* bias;      // of the weight's type; may be null
+    hardpoint::Matrix weight, other;
+    const void* bias;      // may be null, as the norms
     const void* query_norm;
-    const void* key_norm;  // both [head]; may be null
+    const void* key_norm;  // both [head]
     void* keys;            // the layer's caches
     void* values;
-    const float* cos;      // [positions, head / 2]
+    const float* cos;      // [positions, turned / 2]
     const float* sin;
-    int64_t window;
+    int64_t window;        // 0: all
+    int64_t in_column, out_column;  // the first column that is read, and written
+    int64_t columns;       // of ACTIVATE's result; of EXPERTS, how many there are
+    int32_t vector_type;   // of bias and norms of queries and keys: float32 or bfloat16
+    int32_t activation;    // 0: silu, 1: gelu by tanh, 2: gelu
+    int32_t turned;        // columns of each head that rotary positions turn; 0: all
+    int32_t second;        // a second buffer that is read
+    int32_t per_token, normalised;  // of ROUTE and EXPERTS
     float eps, scale;
+    float cap;             // of logits and scores, cap * tanh(x / cap); 0: none
 };
 
 struct hp_shape {
@@ -54,7 +62,8 @@ struct hp_step {
     const int64_t* picked;      // [rows] places of tokens
     const int32_t* starts;      // [requests + 1]
     const int32_t* table;       // [requests, table_columns]
-    float* logits;              // [rows, vocabulary]
+    float* logits;              // [rows, vocabulary]; null: only the best are wanted
+    int64_t* best;              // [rows] the place of the greatest logit, as hp_program_best; or null
 };
 
 // Bits of the levels that are compiled here and that this processor has.

@@ -7,16 +7,17 @@ using namespace hardpoint;
 #pragma GCC visibility push(default)
 extern "C" {
 
-void hp_test_linear(int32_t level, const float* x, int64_t rows, const Matrix* w, const void* bias,
+void hp_test_linear(int32_t level, const float* x, int64_t rows, const Matrix* w, const Vector* bias,
                     int32_t add, float* out, float* scratch) {
-    kernels(level)->linear(x, w->cols, rows, *w, 0, w->rows, bias, add != 0, out, w->rows, scratch);
+    kernels(level)->linear(x, w->cols, rows, *w, 0, w->rows, *bias, add != 0, out, w->rows, scratch);
 }
 
-void hp_test_gated(int32_t level, const float* x, int64_t rows, const Matrix* w, const void* bias,
+void hp_test_gated(int32_t level, const float* x, int64_t rows, const Matrix* w, const Vector* bias,
                    float* out, float* scratch) {
     const int64_t half = w->rows / 2;
     for (int64_t n = 0; n < half; n += CHUNK)
-        kernels(level)->gated(x, w->cols, rows, *w, n, n + CHUNK < half ? n + CHUNK : half, bias, out,
+        kernels(level)->gated(x, w->cols, rows, *w, n, n + CHUNK < half ? n + CHUNK : half, *bias,
+                              out,
                               half, scratch);
 }
 

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "numbers.h"
+
 #if defined(__AVX512F__)
 #define LANES 16
 #elif defined(__AVX2__)
@@ -23,20 +25,6 @@ typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 typedef float Four __attribute__((vector_size(16)));
 typedef float Eight __attribute__((vector_size(32)));
 typedef int32_t Mask4 __attribute__((vector_size(16)));
-
-inline float widen(float x) { return x; }
-inline float widen(uint16_t x) {
-    uint32_t bits = uint32_t(x) << 16;
-    float out;
-    memcpy(&out, &bits, 4);
-    return out;
-}
-inline uint16_t narrow(float x) {  // to nearest, ties to even; a NaN stays one
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    if (x != x) return uint16_t((bits >> 16) | 0x40);
-    return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 
 inline Vec load(const float* from) {
     Vec out;

@@ -29,6 +29,10 @@ class Attention(ctypes.Structure):
     )  # fmt: skip
 
 
+class Vector(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("type", ctypes.c_int32))
+
+
 def available_levels() -> tuple[str, ...]:
     bits = ctypes.CDLL(str(LIBRARY)).hp_levels() if LIBRARY.is_file() else 0
     return tuple(name for index, name in enumerate(LEVELS) if bits >> index & 1)
@@ -67,13 +71,17 @@ class Kernels:
     def matrix(self, array: np.ndarray) -> Matrix:
         return Matrix(array.ctypes.data, *array.shape, kind_of(array))
 
+    def vector(self, array: np.ndarray | None) -> Vector:
+        return Vector(None, 0) if array is None else Vector(array.ctypes.data, kind_of(array))
+
     def linear(self, x, weight, bias=None, before=None) -> np.ndarray:
         out = (
             np.full((len(x), len(weight)), np.nan, np.float32) if before is None else before.copy()
         )
         scratch, w = self.scratch(weight.shape[1]), self.matrix(weight)
         self.library.hp_test_linear(
-            self.level, address(x), ctypes.c_int64(len(x)), ctypes.byref(w), address(bias),
+            self.level, address(x), ctypes.c_int64(len(x)), ctypes.byref(w),
+            ctypes.byref(self.vector(bias)),
             ctypes.c_int32(before is not None), address(out), address(scratch),
         )  # fmt: skip
         return out
@@ -82,7 +90,8 @@ class Kernels:
         out = np.full((len(x), len(weight) // 2), np.nan, np.float32)
         scratch, w = self.scratch(weight.shape[1]), self.matrix(weight)
         self.library.hp_test_gated(
-            self.level, address(x), ctypes.c_int64(len(x)), ctypes.byref(w), address(bias),
+            self.level, address(x), ctypes.c_int64(len(x)), ctypes.byref(w),
+            ctypes.byref(self.vector(bias)),
             address(out), address(scratch),
         )  # fmt: skip
         return out

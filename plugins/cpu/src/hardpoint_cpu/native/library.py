@@ -17,7 +17,7 @@ from hardpoint.records import Problem
 
 from hardpoint_cpu.settings import CpuSettings
 
-ABI = 1
+ABI = 2
 LEVELS = ("portable", "avx2", "avx512")
 """Levels of instructions, the slowest first; their places are the library's numbers."""
 
@@ -27,8 +27,22 @@ FILE = "libhardpoint_cpu.so"
 REASON = "not_built.txt"
 
 
+TYPES = {
+    name: number
+    for number, name in enumerate(
+        (
+            "f32", "bf16", "f16", "f32_panels", "bf16_panels", "int8", "w8a8", "w4a8",
+            "q8_0", "q4_0", "q4_1", "q4_k", "q6_k",
+        )
+    )
+}  # fmt: skip
+"""Types of matrices and their numbers, see ``native/formats.h``: the first three are rows as torch
+has them, the others packed. ``int8`` is a type of caches, too.
+"""
+
+
 class Matrix(ctypes.Structure):
-    """``Matrix`` of the library: [rows, cols] numbers, ``type`` 0 float32, 1 bfloat16."""
+    """``Matrix`` of the library: [rows, cols] numbers, ``type`` one of :data:`TYPES`."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -47,6 +61,7 @@ class Op(ctypes.Structure):
         ("out", ctypes.c_int32),
         ("picked", ctypes.c_int32),
         ("weight", Matrix),
+        ("other", Matrix),
         ("bias", ctypes.c_void_p),
         ("query_norm", ctypes.c_void_p),
         ("key_norm", ctypes.c_void_p),
@@ -55,8 +70,18 @@ class Op(ctypes.Structure):
         ("cos", ctypes.c_void_p),
         ("sin", ctypes.c_void_p),
         ("window", ctypes.c_int64),
+        ("in_column", ctypes.c_int64),
+        ("out_column", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("vector_type", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+        ("turned", ctypes.c_int32),
+        ("second", ctypes.c_int32),
+        ("per_token", ctypes.c_int32),
+        ("normalised", ctypes.c_int32),
         ("eps", ctypes.c_float),
         ("scale", ctypes.c_float),
+        ("cap", ctypes.c_float),
     )
 
 
@@ -94,10 +119,11 @@ class Step(ctypes.Structure):
         ("starts", ctypes.c_void_p),
         ("table", ctypes.c_void_p),
         ("logits", ctypes.c_void_p),
+        ("best", ctypes.c_void_p),
     )
 
 
-STEP_FIELDS = (*(name for name, _ in Step._fields_[:-1]), "a block of the table")
+STEP_FIELDS = (*(name for name, _ in Step._fields_[:9]), "a block of the table")
 """What a step can have out of range, in the order of the library's numbers."""
 
 
@@ -181,6 +207,10 @@ def load(path: Path = FOLDER / FILE) -> ctypes.CDLL:
         ("hp_program_free", None, (pointer,)),
         ("hp_program_run", small, (pointer, pointer, number, number)),
         ("hp_program_best", None, (pointer, pointer, number, number, pointer)),
+        ("hp_layout", small, ()),
+        ("hp_pack_bytes", number, (small, number, number)),
+        ("hp_pack", small, (small, small, pointer, number, number, number, number, pointer)),
+        ("hp_unpack", small, (small, pointer, number, number, number, number, pointer)),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

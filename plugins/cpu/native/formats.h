@@ -1,0 +1,99 @@
+// How matrices are held: rows as others have them, or packed for the kernels.
+//
+// A packed matrix is cut into panels of 16 rows. A panel is a run of blocks, each some columns of
+// all its rows: first their scales, then their numbers, four columns of a row side by side (two of
+// bfloat16). The bytes are the same at every level. Rows and columns that fill up the last panel
+// and the last block are zero.
+#pragma once
+
+#include <cstdint>
+
+namespace hardpoint {
+
+enum Type : int32_t {
+    F32 = 0,   // rows
+    BF16 = 1,  // rows
+    F16 = 2,   // rows, to be packed only
+    F32_PANELS = 3,
+    BF16_PANELS = 4,
+    INT8 = 5,  // int8 with a bfloat16 scale for 64 columns; also the type of 8-bit caches
+    W8A8 = 6,  // the same, multiplied with int8 activations
+    W4A8 = 7,  // as Q4_1, from any weights
+    Q8_0 = 8,  // these are GGUF's, multiplied with int8 activations
+    Q4_0 = 9,
+    Q4_1 = 10,
+    Q4_K = 11,
+    Q6_K = 12,
+    TYPES = 13,
+};
+
+constexpr int32_t LAYOUT = 1;   // changed with any change of the bytes
+constexpr int64_t PANEL = 16;   // rows
+
+struct Matrix {  // `rows` of `cols` numbers
+    const void* data;
+    int64_t rows, cols;
+    int32_t type;
+};
+
+struct Vector {  // float32 or bfloat16; null: there is none
+    const void* data;
+    int32_t type;
+};
+
+struct Block {  // of a panel
+    int64_t columns, bytes;
+};
+
+constexpr int64_t HALVES = PANEL * 2;        // bytes of one 16-bit number for each row
+constexpr int64_t NIBBLES = PANEL * 32 / 2;  // bytes of 32 columns of 4 bits
+constexpr int64_t Q4_K_GROUP = 2 * PANEL + NIBBLES;                  // scales, mins, numbers
+constexpr int64_t Q6_K_GROUP = 2 * PANEL + NIBBLES + NIBBLES / 2;    // two scales, numbers
+
+inline Block block_of(int32_t type) {
+    switch (type) {
+    case F32_PANELS: return {1, PANEL * 4};
+    case BF16_PANELS: return {2, PANEL * 4};
+    case INT8:
+    case W8A8: return {64, HALVES + PANEL * 64};
+    case Q8_0: return {32, HALVES + PANEL * 32};
+    case Q4_0: return {32, HALVES + NIBBLES};
+    case W4A8:
+    case Q4_1: return {32, 2 * HALVES + NIBBLES};
+    case Q4_K: return {256, 2 * HALVES + 8 * Q4_K_GROUP};
+    case Q6_K: return {256, HALVES + 8 * Q6_K_GROUP};
+    default: return {0, 0};  // not packed
+    }
+}
+
+inline bool is_packed(int32_t type) { return block_of(type).columns > 0; }
+
+inline int64_t panel_bytes(int32_t type, int64_t cols) {
+    const Block block = block_of(type);
+    return (cols + block.columns - 1) / block.columns * block.bytes;
+}
+
+// Columns that share a scale of int8 activations; 0: the type is multiplied with float32.
+inline int64_t activation_group(int32_t type) {
+    return type == W8A8 ? 64 : type >= W4A8 && type < TYPES ? 32 : 0;
+}
+
+}  // namespace hardpoint
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+int32_t hp_layout();
+// Bytes of a packed matrix; -1 for what cannot be packed.
+int64_t hp_pack_bytes(int32_t type, int64_t rows, int64_t cols);
+// Pack `count` rows, from `first` on, of a matrix of `rows` into `out`, which is zero where nothing
+// was packed before. `source_type`: of rows, or GGUF's own blocks. 0; 1: the types do not go
+// together; 2: out of range; 3: no memory.
+int32_t hp_pack(int32_t type, int32_t source_type, const void* source, int64_t first, int64_t count,
+                int64_t rows, int64_t cols, void* out);
+// The numbers of `count` rows from `first` on, as float32 [count, cols].
+int32_t hp_unpack(int32_t type, const void* data, int64_t rows, int64_t cols, int64_t first,
+                  int64_t count, float* out);
+
+}
+#pragma GCC visibility pop
