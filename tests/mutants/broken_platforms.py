@@ -98,6 +98,14 @@ class Undeclared(DummyPlatform):
 
 
 @broken(
+    "a capability is declared of which the contract has the name alone",
+    "test_what_the_contract_reserves_is_not_declared",
+)
+class DeclaredEarly(DummyPlatform):
+    capabilities = capabilities(KV_CONNECTOR=YES)
+
+
+@broken(
     "a capability is declared that is not there",
     "test_a_processor_changes_the_logits_before_the_choice", suite=RUNNER,
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from attrs import evolve
+from hardpoint_cpu.worker import CpuWorker
 from hardpoint_runtime.attention.builder import AttentionMetadataBuilder
 from hardpoint_runtime.batch.requests import Requests
 from hardpoint_runtime.memory.kv_cache import KVCache
@@ -140,3 +141,17 @@ class _NoPenalties(Sampler):
 class TorchNoPenalties(TorchModelRunner):
     def make_sampler(self):
         return _NoPenalties(self.device)
+
+
+LIVES = []
+
+
+@broken(
+    "shutdown keeps weights and cache, and no probe counts them",
+    "test_memory_is_back_to_the_baseline_after_every_life",
+    suite="PlatformSuite",
+)
+class TorchFreesNothing(CpuWorker):
+    def initialize_from_config(self, kv_cache_config):
+        super().initialize_from_config(kv_cache_config)
+        LIVES.append(self.get_model_runner().kv_cache)

@@ -13,7 +13,7 @@ from typing import Any
 
 import hardpoint
 from attrs import asdict, field, frozen
-from hardpoint.capabilities import SINCE, Capability
+from hardpoint.capabilities import RESERVED, SINCE, Capability
 from hardpoint.errors import HardpointError
 
 from hardpoint_conformance.outcomes import Outcome, Result
@@ -31,7 +31,8 @@ SUITES: Mapping[str, tuple[str, ...]] = {
 class CapabilityLine:
     """One capability: what the plugin declares (``yes``, ``not yet``, ``never`` or ``undeclared``),
     since which contract number it exists, how many tests came to which outcome, and the verdict:
-    ``pass``, ``xfail``, ``never``, ``fail`` or ``untested``.
+    ``pass``, ``xfail``, ``never``, ``fail``, ``untested``, or ``reserved`` where the contract has
+    nothing but the name.
     """
 
     name: str
@@ -164,7 +165,7 @@ def _lines(run: PluginRun, results: Sequence[Result]) -> list[CapabilityLine]:
                 name=capability.value,
                 declared="undeclared" if support is None else support.value,
                 since=_number(SINCE[capability]),
-                verdict=_verdict(mine),
+                verdict="reserved" if capability in RESERVED else _verdict(mine),
                 outcomes=counts,
             )
         )
@@ -175,15 +176,20 @@ def _unseen(
     kind: str, probe: type[Probe], lines: Sequence[CapabilityLine], results: Sequence[Result]
 ) -> list[str]:
     """Return what was not tested, in sentences."""
-    untested = [line for line in lines if line.verdict == "untested"]
     said = [
-        f"{line.name} (declared {line.declared}): untested" for line in untested
-        if not line.outcomes
+        f"{line.name}: no part of contract {_number(hardpoint.API)}, which reserves the name and "
+        "says nothing of it"
+        for line in lines if line.verdict == "reserved"
+    ]  # fmt: skip
+    said += [
+        f"{line.name} (declared {line.declared}): untested" for line in lines
+        if line.verdict == "untested" and not line.outcomes
     ]  # fmt: skip
     if kind == "platform" and probe.held_bytes is Probe.held_bytes:
         said.append(
             "device memory that sleep and shutdown give back: untested, as the probe has no "
-            "held_bytes; the worker's own reports were believed"
+            "held_bytes; the worker's own reports were believed, and of shutdown only processes, "
+            "threads, open files and the driver's own memory were seen"
         )
     skipped = [each for each in results if each.outcome is Outcome.NOT_APPLICABLE]
     return [*said, *(f"{each.suite}: {each.test}: {each.message}" for each in skipped)]

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 from attrs import evolve
-from hardpoint.capabilities import SINCE, Capability, Support
+from hardpoint.capabilities import RESERVED, SINCE, YES, Capability, Support
 from hardpoint.config import Config
 from hardpoint.errors import ConfigError, HardpointError
 from hardpoint.kv_cache import DTYPE_BYTES
@@ -22,11 +22,16 @@ from hardpoint_conformance.kit_model import ModelShape
 from hardpoint_conformance.model_runner.draws import PARAMETERS
 from hardpoint_conformance.plugin_suite import HARMLESS
 from hardpoint_conformance.steps import GREEDY
-from hardpoint_conformance.subject import BLOCKS, MODEL_LENGTH
+from hardpoint_conformance.subject import BLOCKS, MODEL_LENGTH, plans
 from hardpoint_conformance.suite import Suite, not_applicable
 from hardpoint_conformance.unchanged import as_data
-from hardpoint_conformance.watching import Traces, left_after
+from hardpoint_conformance.watching import Traces, left_after, own_bytes
 
+RESERVED_IN = "hardpoint.capabilities.RESERVED"
+LARGE_CACHE = 128 << 20
+"""Bytes of a KV cache that would be missed if a shutdown left it: a process has that much by chance
+only if something holds it.
+"""
 MASKS = ("3,6", "GPU-8a6f1c9e-0003,GPU-8a6f1c9e-0006")
 
 
@@ -49,6 +54,16 @@ class PlatformSuite(Suite):
             not missing, "a platform answers for every capability of its contract number",
             seen=f"undeclared: {', '.join(missing)}", where=Platform,
             do="Add each to Platform.capabilities as YES, NOT_YET or NEVER.",
+        )  # fmt: skip
+
+    def test_what_the_contract_reserves_is_not_declared(self) -> None:
+        """A capability that no message or hook of the plugin's contract number asks for."""
+        declared = self.subject.platform().capabilities
+        early = [each.name for each in RESERVED if declared.get(each) is YES]
+        expect(
+            not early, "a capability whose name is only reserved is not declared YES",
+            seen=f"YES for {', '.join(sorted(early))}", where=RESERVED_IN,
+            do="Declare NOT_YET; say in your own documentation what you offer by records of yours.",
         )  # fmt: skip
 
     def test_limits_make_sense(self) -> None:
@@ -259,11 +274,14 @@ class PlatformSuite(Suite):
     # Memory and devices.
 
     def test_memory_is_back_to_the_baseline_after_every_life(self) -> None:
-        """Twice over: what the device held before, and what this process had open."""
+        """Twice over: what the device held before, what this process had open, and, where workers
+        live in it, what it had of memory; each life has a large cache.
+        """
         self._life()
         before, held = Traces.now(), self._life()
+        own = own_bytes()
         again = self._life()
-        left = left_after(before, 10)
+        left, grown = left_after(before, 10), own_bytes() - own
         expect(
             not left, "a life leaves no process, thread or open file", seen=", ".join(left),
             where="hardpoint.worker.Worker.shutdown: Give everything back.",
@@ -274,6 +292,12 @@ class PlatformSuite(Suite):
             seen=f"{held} bytes when the second life began, {again} when the third did",
             where="hardpoint.worker.Worker.shutdown: Give everything back.",
             do="Drop every reference to weights and cache, and empty the allocator's cache.",
+        )  # fmt: skip
+        expect(
+            grown < LARGE_CACHE // 2, "a life leaves no more memory mapped in the driver's process "
+            "than the one before", seen=f"{grown} bytes more, after a cache of {LARGE_CACHE}",
+            where="hardpoint.worker.Worker.shutdown: Give everything back.",
+            do="Drop every reference to weights and cache; look at globals, threads and closures.",
         )  # fmt: skip
 
     @pytest.mark.parametrize("mask", MASKS, ids=["numbers", "uuids"])
@@ -326,11 +350,16 @@ class PlatformSuite(Suite):
         self.subject.end(bench.executor)
 
     def _life(self) -> int:
-        """Start, run, shut down; return what the device held when it began, over all ranks."""
+        """Start, give it a large cache where it has room, shut down; return what the device held
+        when it began, over all ranks.
+        """
         executor = self.subject.prepare().start()
         kind = type(self.subject.probe)
         try:
             held = executor.collective_rpc(in_worker.held_bytes, args=(kind,))
+            if min(executor.determine_available_memory()) > 2 * LARGE_CACHE:
+                page = max(executor.collective_rpc("get_cache_block_size_bytes"))
+                executor.initialize_from_config(plans(executor, LARGE_CACHE // page))
         finally:
             executor.shutdown()
         return sum(each or 0 for each in held)

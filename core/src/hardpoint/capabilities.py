@@ -56,3 +56,10 @@ class Capability(Enum):
 
 
 SINCE: dict[Capability, tuple[int, int]] = dict.fromkeys(Capability, (2, 0))
+
+RESERVED: frozenset[Capability] = frozenset(
+    {Capability.PROMPT_EMBEDS, Capability.KV_CONNECTOR, Capability.EC_CONNECTOR}
+)
+"""Names that this contract number keeps for a later one: no message or hook of it says how they are
+asked for, so a platform declares them NOT_YET or NEVER, and nobody can be certified for them.
+"""

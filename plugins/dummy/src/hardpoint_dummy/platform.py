@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from hardpoint.capabilities import NOT_YET, YES, Capability, Support
+from hardpoint.capabilities import NOT_YET, RESERVED, YES, Capability, Support
 from hardpoint.platform import Platform, RequestView
 from hardpoint.records import Device, Limits, Placement, Problem, Verdict
 
@@ -22,13 +22,14 @@ RESOURCE = "dummy"
 
 
 class DummyPlatform(Platform):
-    """A device that is always there, offers all but one capability, and is chosen only by name."""
+    """A device that is always there, offers all but a few capabilities, and is chosen only by name."""
 
     name: ClassVar[str] = "dummy"
     worker_class: ClassVar[str] = "hardpoint_dummy.worker:DummyWorker"
     model_runner_class: ClassVar[str] = "hardpoint_dummy.model_runner:DummyModelRunner"
     capabilities: ClassVar[Mapping[Capability, Support]] = {
         **dict.fromkeys(Capability, YES),
+        **dict.fromkeys(RESERVED, NOT_YET),  # what it does of them is by its own records
         Capability.LOGITS_PROCESSORS: NOT_YET,  # its logits are plain lists
     }
     preload: ClassVar[tuple[str, ...]] = ("hardpoint_dummy.worker", "hardpoint_dummy.model_runner")
