@@ -22,7 +22,7 @@ RESOURCE = "dummy"
 
 
 class DummyPlatform(Platform):
-    """A device that is always there, offers all but a few capabilities, and is chosen only by name."""
+    """A device that is always there, offers nearly all, and is chosen only by name."""
 
     name: ClassVar[str] = "dummy"
     worker_class: ClassVar[str] = "hardpoint_dummy.worker:DummyWorker"
