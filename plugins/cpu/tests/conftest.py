@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+
+MODELS = importlib.util.spec_from_file_location(
+    "native_models", Path(__file__).with_name("native_models.py")
+)
+native_models = importlib.util.module_from_spec(MODELS)
+sys.modules[MODELS.name] = native_models  # tests import it by this name
+MODELS.loader.exec_module(native_models)
 
 MEMINFO = "MemTotal: 16777216 kB\nMemFree: 100 kB\nMemAvailable: 12582912 kB\n"
 
@@ -53,6 +63,26 @@ def v1(kernel):
 def v2(kernel):
     """As ``kernel``, with control groups of version 2."""
     return lambda files: kernel(files, **V2)
+
+
+def unchanged(model) -> None:
+    """Leave a model as it is."""
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """Return the folder of a tiny model of a family (``native_models.FAMILIES``), maybe changed;
+    each is written once.
+    """
+    made = {}
+
+    def make(name: str, dtype: torch.dtype = torch.float32, change=unchanged) -> Path:
+        if (name, dtype, change) not in made:
+            folder = made[name, dtype, change] = tmp_path_factory.mktemp(name)
+            native_models.write(folder, name, dtype, change)
+        return made[name, dtype, change]
+
+    return make
 
 
 def pytest_collection_modifyitems(items):

@@ -22,7 +22,9 @@ from hardpoint_runtime.staged_copies import Fetch, StagedCopies
 
 if TYPE_CHECKING:
     from hardpoint_runtime.attention.metadata import AttentionMetadata
+    from hardpoint_runtime.graphs.programs import StepProgram
     from hardpoint_runtime.graphs.recorded import GraphPool
+    from hardpoint_runtime.model_runner import TorchModelRunner
     from hardpoint_runtime.parallel.communicator import Communicator, Meeting
     from hardpoint_runtime.parallel.groups import Group
 
@@ -211,6 +213,13 @@ class DeviceOps(ABC):
         ``graph.output``.
         """
         self._unsupported("graphs")
+
+    def lower(self, runner: TorchModelRunner) -> StepProgram:
+        """Return the runner's whole model as one program, which serves steps of any shape, over its
+        weights and KV cache. Called by the warm-up of a runner whose plan is
+        ``GraphPlan.of_program``; raises GraphCaptureError for a model that cannot be one.
+        """
+        self._unsupported("programs")
 
     def buckets(self, largest: int) -> tuple[int, ...]:
         """Return the token counts worth preparing up to ``largest``, rising; empty: any is fine."""

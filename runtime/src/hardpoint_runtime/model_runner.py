@@ -35,6 +35,7 @@ from hardpoint_runtime.graphs.modes import GraphMode
 from hardpoint_runtime.graphs.piecewise import split_operations
 from hardpoint_runtime.graphs.plan import GraphPlan
 from hardpoint_runtime.graphs.planning import plan_graphs
+from hardpoint_runtime.graphs.programs import ProgramGraphs
 from hardpoint_runtime.graphs.steps import StepGraphs, write_tokens
 from hardpoint_runtime.graphs.support import attention_support
 from hardpoint_runtime.loading import load_into, open_weights
@@ -99,7 +100,7 @@ class TorchModelRunner(ModelRunner):
         self.sampler: Sampler | None = None
         self.processors: Processors | None = None
         self.graph_plan = GraphPlan.eager()
-        self.graphs: StepGraphs | None = None
+        self.graphs: StepGraphs | ProgramGraphs | None = None
         self.timing = self.make_timing()
         self.logprobs_mode = LogprobsMode.named(self.config.sampling.logprobs_mode)
         self.prompt_logprobs = PromptLogprobs(
@@ -203,9 +204,9 @@ class TorchModelRunner(ModelRunner):
             default=default,
         )
 
-    def make_graphs(self, plan: GraphPlan) -> StepGraphs:
+    def make_graphs(self, plan: GraphPlan) -> StepGraphs | ProgramGraphs:
         """Return what makes the graphs of a plan and replays them."""
-        return StepGraphs(self, plan)
+        return ProgramGraphs(self, plan) if plan.any_shape else StepGraphs(self, plan)
 
     def make_timing(self) -> BatchTiming | None:
         """Return what times steps by their size, where that is asked for."""
@@ -271,7 +272,7 @@ class TorchModelRunner(ModelRunner):
             self._missing("warm_up", "initialize_kv_cache")
         if self.graphs is not None:
             self.graphs.close()
-        self.graphs = None
+            self.graphs = None
         self.workspace.unlock()
         with self.device.inference():
             warm_up(self, self.kv_cache, self.sampler)
@@ -377,16 +378,14 @@ class TorchModelRunner(ModelRunner):
             self._missing("execute_model", "initialize_kv_cache")
         order = batch_order(plan.num_tokens)
         counts = [plan.num_tokens[req_id] for req_id in order]
-        dispatch = None
-        if self.graphs is not None:
-            dispatch = self.graphs.dispatch(plan.total_tokens, len(order), max(counts))
+        dispatch = self.graphs and self.graphs.dispatch(plan.total_tokens, len(order), max(counts))
         return build_inputs(self.requests, order, counts, dispatch=dispatch)
 
     def forward(self, inputs: BatchInputs, plan: SchedulerOutput) -> torch.Tensor | None:
-        """Run the model; return the logits [m, V] of the rows to sample, None for no such row, or
-        where another pipeline stage has them.
-        """
+        """Run the model; return the logits [m, V] of the rows to sample, None if there are none."""
         model = self.get_model()
+        if isinstance(self.graphs, ProgramGraphs) and (program := self.graphs.serving(inputs)):
+            return self.graphs.run(program, inputs, plan)
         replayed = None if self.graphs is None else self.graphs.find(inputs.dispatch)
         batch = None if replayed is None else replayed.batch
         if batch is None:

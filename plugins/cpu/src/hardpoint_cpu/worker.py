@@ -29,7 +29,10 @@ class CpuWorker(TorchWorker):
 
     def make_device(self) -> CpuDeviceOps:
         """Build the port to host memory, of which each worker may use its part."""
-        return CpuDeviceOps(self.context.world_size, self._options.collectives)
+        options = self._options
+        return CpuDeviceOps(
+            self.context.world_size, options.collectives, native_level=options.native_level
+        )
 
     def init_device(self) -> None:
         """Bind this thread and torch's to the rank's cores, then take the device."""

@@ -36,7 +36,8 @@ class GraphPlan:
 
     ``mode`` is the resolved one. ``padding[n]`` is the size of a batch of n tokens, None: eager;
     longer ones than it knows are eager too. ``choices`` are the graphs that serve a kind of batch,
-    the preferred first; ``graphs`` are all of them.
+    the preferred first; ``graphs`` are all of them. ``any_shape``: the one graph is a program,
+    which serves every batch up to its own size unpadded.
     """
 
     mode: GraphMode
@@ -44,6 +45,7 @@ class GraphPlan:
     padding: tuple[int | None, ...]
     choices: Mapping[Kind, tuple[Capture, ...]]
     graphs: frozenset[Capture]
+    any_shape: bool = False
 
     @classmethod
     def make(
@@ -82,8 +84,26 @@ class GraphPlan:
             mode=GraphMode.NONE, rules=rules, padding=(None,), choices={}, graphs=frozenset()
         )
 
+    @classmethod
+    def of_program(cls, *, max_num_seqs: int, max_num_batched_tokens: int) -> Self:
+        """Return the plan of a device that lowers the model to one program
+        (:mod:`hardpoint_runtime.graphs.programs`).
+        """
+        largest = Capture(mode=GraphMode.FULL, key=BatchKey(num_tokens=max_num_batched_tokens))
+        return cls(
+            mode=GraphMode.FULL,
+            rules=KeyRules(max_num_seqs=max_num_seqs),
+            padding=(None,),
+            choices={},
+            graphs=frozenset({largest}),
+            any_shape=True,
+        )
+
     def serving(self, num_tokens: int, active_loras: int, *, uniform: bool) -> tuple[Capture, ...]:
         """Return the graphs that serve such a batch, the preferred first."""
+        if self.any_shape:
+            fits = num_tokens <= self.largest and not active_loras
+            return (Capture(mode=GraphMode.FULL, key=BatchKey(num_tokens=num_tokens)),) * fits
         size = self.padding[num_tokens] if num_tokens < len(self.padding) else None
         case = self.rules.lora_case(active_loras)
         if size is None or case is None:

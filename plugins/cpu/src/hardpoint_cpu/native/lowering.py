@@ -1,25 +1,13 @@
-"""From a decoder of torch modules to the operations of a native program; or why not.
-
-What is lowered is exactly what :class:`DecoderForCausalLM` computes with the built-in operations.
-A model that something was changed in (another class, a hook on a module, an operation of a
-plugin's) is refused: a program would leave the change out.
-"""
+"""From a decoder of torch modules to the operations of a native program."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from attrs import field, frozen
-from hardpoint_runtime import host_linear, operations
-from hardpoint_runtime.models.decoder import DecoderForCausalLM
-from hardpoint_runtime.models.decoder_layers import DecoderAttention, DecoderLayer, DecoderMLP
-from hardpoint_runtime.models.layers import Embedding, Norm, Projection
-from hardpoint_runtime.models.rotary import Rotary
-from torch import nn
 
 from hardpoint_cpu.native.library import Matrix, Op
 
@@ -27,6 +15,9 @@ if TYPE_CHECKING:
     from hardpoint.checkpoints.description import ModelDescription
     from hardpoint_runtime.memory.kv_cache import LayerCache
     from hardpoint_runtime.model_runner import TorchModelRunner
+    from hardpoint_runtime.models.decoder import DecoderForCausalLM
+
+    from hardpoint_cpu.model_runner import CpuModelRunner
 
 EMBED, NORM, LINEAR, ADD, GATED, ROTATE, ATTEND, GATHER = range(8)
 """The kinds of operations, as the library numbers them."""
@@ -36,12 +27,6 @@ LOGITS = -1
 """The buffers. ``STREAM`` is the residual stream, the picked ones are of the rows to sample."""
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
-KNOWN = (
-    DecoderForCausalLM, DecoderLayer, DecoderAttention, DecoderMLP, Projection, Norm, Embedding,
-    Rotary, nn.ModuleList,
-)  # fmt: skip
-MOST_GROUP = 64
-"""Query heads of one key head that the library has room for."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -55,64 +40,6 @@ class Lowered:
     columns: tuple[int, ...]
     positions: int
     held: tuple[torch.Tensor, ...] = field(repr=False)
-
-
-def refusal(runner: TorchModelRunner) -> str | None:
-    """Return why the runner's model is not lowered, None if it can be. Called when the model is
-    loaded; reads no weight.
-    """
-    return next(_refusals(runner), None)
-
-
-def _refusals(runner: TorchModelRunner) -> Iterator[str]:
-    model = runner.get_model()
-    if runner.graph_plan.graphs:
-        yield f"graph_mode = {runner.graph_plan.mode.value!r}, whose graphs are replayed instead"
-    if runner.context.world_size > 1:
-        yield "the model is shared out among several workers"
-    for name, module in model.named_modules():
-        if type(module) not in KNOWN:
-            yield f"{name or 'the model'} is a {type(module).__name__}, which is not lowered yet"
-        if "forward" in vars(module):
-            yield f"the forward method of {name or 'the model'} was replaced"
-        for parameter in module.parameters(recurse=False):
-            if parameter.dtype not in TYPES or not parameter.is_contiguous():
-                yield f"a weight of {name} is {parameter.dtype}, or not in one piece"
-    if isinstance(model, DecoderForCausalLM):
-        yield from _unknown_parts(model)
-    yield from _unknown_operations(runner.operations)
-    if runner.kv_cache is not None and len(runner.kv_cache.plan.groups) != 1:
-        yield "its layers keep keys and values in different ways"
-
-
-def _unknown_parts(model: DecoderForCausalLM) -> Iterator[str]:
-    config, description = model.config, model.description
-    if config.activation != "silu":
-        yield f"activation {config.activation} is not lowered yet"
-    if config.norms_around:
-        yield "norms behind attention and MLP are not lowered yet"
-    if config.attention_cap is not None or config.logit_cap is not None:
-        yield "caps of scores and logits are not lowered yet"
-    if any(rotary.size != description.head_size for rotary in config.rotaries):
-        yield "rotary positions of a part of each head are not lowered yet"
-    if description.num_heads // description.num_kv_heads > MOST_GROUP:
-        yield f"more than {MOST_GROUP} query heads share a key head"
-
-
-def _unknown_operations(used: Any) -> Iterator[str]:
-    plain = operations.Operations()
-    for name in operations.NAMES:
-        known = {getattr(plain, name)} | ({host_linear.linear} if name == "linear" else set())
-        if getattr(used, name) not in known:
-            yield f"operation {name} is a plugin's"
-
-
-def hooks_of(model: nn.Module) -> tuple[Any, ...]:
-    """Return the dictionaries in which hooks on the calls of modules are kept; any that is not
-    empty changes what the model computes.
-    """
-    names = ("_forward_hooks", "_forward_pre_hooks")
-    return tuple(getattr(module, name) for module in model.modules() for name in names)
 
 
 def lower(runner: TorchModelRunner) -> Lowered:
@@ -226,6 +153,14 @@ def buffer_columns(description: ModelDescription) -> tuple[int, ...]:
     attended, caches = description.num_heads * head, 2 * description.num_kv_heads * head
     inner = description.intermediate_size
     return (hidden, hidden, attended + caches, attended, inner, hidden, attended)
+
+
+def program_bytes(runner: CpuModelRunner) -> int:
+    """Return what a program takes beside weights and KV cache."""
+    tokens, rows = runner.most
+    description = runner.description
+    angles = runner.max_model_len * description.head_size
+    return 4 * (sum(buffer_columns(description)) * tokens + rows * description.vocab_size + angles)
 
 
 def cost_per_layer(lowered: Lowered) -> list[int]:

@@ -7,20 +7,28 @@ has: they have the same cores.
 from __future__ import annotations
 
 import ctypes
+import logging
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 import torch
 from hardpoint.errors import CancelledStepError, HardpointError
+from hardpoint_runtime.graphs.programs import StepProgram
 
 from hardpoint_cpu.native import library as native
-from hardpoint_cpu.native.lowering import TYPES, Lowered, as_array, cost_per_layer
+from hardpoint_cpu.native.lowering import TYPES, Lowered, as_array, cost_per_layer, lower
 
 if TYPE_CHECKING:
     from hardpoint_runtime.batch.inputs import BatchInputs
     from hardpoint_runtime.memory.kv_cache import LayerCache
+    from hardpoint_runtime.model_runner import TorchModelRunner
+    from hardpoint_runtime.models.language_model import Carried
+
+    from hardpoint_cpu.model_runner import CpuModelRunner
+
+_logger = logging.getLogger("hardpoint.worker")
 
 PATIENCE = 0.1
 """Seconds that one call may take, about: the driver can end a step between two calls."""
@@ -30,11 +38,37 @@ SLOW_PRODUCTS = 1e10
 """Bytes and multiplications in a second of a slow machine, to guess how long layers take."""
 
 
-class Program:
+class Program(StepProgram):
     """One runner's program. Used on the worker's thread, closed with the runner.
 
-    ``most_tokens`` and ``most_rows``: of a step. Its buffers take memory at once.
+    ``most_tokens`` and ``most_rows``: of a step. Its buffers take memory at once. ``cancelled``:
+    whether the driver has ended the step.
     """
+
+    @classmethod
+    def of(cls, runner: TorchModelRunner, level: str) -> Self:
+        """Lower the runner's model for instructions of a level (``auto``: the fastest), on as many
+        threads as torch has.
+        """
+        lowered = lower(runner)
+        most_tokens, most_rows = cast("CpuModelRunner", runner).most
+        caches = {} if runner.kv_cache is None else runner.kv_cache.layers
+        program = cls(
+            lowered,
+            level=native.availability().best if level == "auto" else level,
+            threads=torch.get_num_threads(),
+            vocabulary=runner.description.vocab_size,
+            heads=runner.description.num_heads,
+            cache=next(iter(caches.values())),
+            most_tokens=most_tokens,
+            most_rows=most_rows,
+            cancelled=lambda: runner.context.cancelled(),  # noqa: PLW0108 - that of now
+        )
+        _logger.info(
+            "steps run as a native program of %s instructions on %d threads",
+            program.level, program.threads,
+        )  # fmt: skip
+        return program
 
     def __init__(
         self,
@@ -47,9 +81,12 @@ class Program:
         cache: LayerCache,
         most_tokens: int,
         most_rows: int,
+        cancelled: Callable[[], bool],
     ) -> None:
         self.level, self.threads = level, threads
         self.most_tokens = most_tokens
+        self.positions = lowered.positions
+        self._cancelled = cancelled
         self._lowered = lowered
         self._costs = cost_per_layer(lowered)
         self._library = native.load()
@@ -77,12 +114,10 @@ class Program:
         """End the threads and give the buffers back."""
         self._end()
 
-    def run(self, inputs: BatchInputs, cancelled: Callable[[], bool]) -> torch.Tensor:
-        """Compute a step; return the logits float32 [m, V] of its ``logits_rows``, which are good
-        until the next one. Keys and values are written to the cache.
+    def run(self, inputs: BatchInputs, carried: Carried | None = None) -> torch.Tensor | None:
+        """Compute a step; see :class:`StepProgram`. A driver that ends it is heard between layers.
 
-        Raises CancelledStepError between layers once ``cancelled()``; HardpointError for inputs
-        that name a token, position or block which there is not.
+        Raises HardpointError for inputs that name a token, position or block which there is not.
         """
         arrays = [
             np.ascontiguousarray(array, dtype=kind)
@@ -101,7 +136,7 @@ class Program:
             *(array.ctypes.data for array in arrays), self.logits.data_ptr(),
         )  # fmt: skip
         for first, last in self._calls(tokens):
-            if cancelled():
+            if self._cancelled():
                 raise CancelledStepError("a step was ended by the driver between layers")
             wrong = self._library.hp_program_run(self._handle, ctypes.byref(step), first, last)
             if wrong:
@@ -109,7 +144,7 @@ class Program:
                     f"a step of {tokens} tokens was given to the native program with "
                     f"{native.STEP_FIELDS[wrong - 1]} out of range"
                 )
-        return self.logits[:rows]
+        return self.logits[:rows] if rows else None
 
     def best(self, logits: torch.Tensor) -> list[int]:
         """Return the place of the greatest in each row of ``logits``, float32 [m, V] in one piece,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hardpoint_runtime.sampling.sampler import NO_CHOICE, Sampled, Sampler
+from torch import float32
 
 if TYPE_CHECKING:
     from hardpoint_runtime.sampling.batch import SamplingBatch
@@ -24,7 +25,8 @@ class ProgramSampler(Sampler):
         """See :class:`Sampler`."""
         program = self._runner.program
         wants_more = batch.edits_logits or batch.draws is not None or batch.logprobs
-        if wants_more or program is None or logits.data_ptr() != program.logits.data_ptr():
+        readable = logits.dtype == float32 and logits.is_contiguous()
+        if wants_more or program is None or not readable:
             return super().sample(logits, batch)
         best = program.best(logits)
         return Sampled(

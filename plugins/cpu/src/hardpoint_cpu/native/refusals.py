@@ -1,0 +1,93 @@
+"""Why a model is no native program.
+
+What is lowered is exactly what :class:`DecoderForCausalLM` computes with the built-in operations.
+A model that something was changed in (another class, a hook on a module, an operation of a
+plugin's) is refused: a program would leave the change out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from hardpoint_runtime import host_linear, operations
+from hardpoint_runtime.graphs.modes import GraphMode
+from hardpoint_runtime.models.decoder import DecoderForCausalLM
+from hardpoint_runtime.models.decoder_layers import DecoderAttention, DecoderLayer, DecoderMLP
+from hardpoint_runtime.models.layers import Embedding, Norm, Projection
+from hardpoint_runtime.models.rotary import Rotary
+from torch import nn
+
+from hardpoint_cpu.native.lowering import TYPES
+
+if TYPE_CHECKING:
+    from hardpoint.config.schema import GraphConfig
+    from hardpoint_runtime.model_runner import TorchModelRunner
+
+KNOWN = (
+    DecoderForCausalLM, DecoderLayer, DecoderAttention, DecoderMLP, Projection, Norm, Embedding,
+    Rotary, nn.ModuleList,
+)  # fmt: skip
+MOST_GROUP = 64
+"""Query heads of one key head that the library has room for."""
+
+
+def refusal(runner: TorchModelRunner) -> str | None:
+    """Return why the runner's model is not lowered, None if it can be. Called when the model is
+    loaded; reads no weight.
+    """
+    return next(_refusals(runner), None)
+
+
+def _refusals(runner: TorchModelRunner) -> Iterator[str]:
+    model = runner.get_model()
+    yield from _other_graphs(runner.config.graph)
+    if runner.context.world_size > 1:
+        yield "the model is shared out among several workers"
+    for name, module in model.named_modules():
+        if type(module) not in KNOWN:
+            yield f"{name or 'the model'} is a {type(module).__name__}, which is not lowered yet"
+        if "forward" in vars(module):
+            yield f"the forward method of {name or 'the model'} was replaced"
+        for parameter in module.parameters(recurse=False):
+            if parameter.dtype not in TYPES or not parameter.is_contiguous():
+                yield f"a weight of {name} is {parameter.dtype}, or not in one piece"
+    if isinstance(model, DecoderForCausalLM):
+        yield from _unknown_parts(model)
+    yield from _unknown_operations(runner.operations)
+    if runner.kv_cache is not None and len(runner.kv_cache.plan.groups) != 1:
+        yield "its layers keep keys and values in different ways"
+
+
+def _other_graphs(wanted: GraphConfig) -> Iterator[str]:
+    mode = wanted.graph_mode
+    if mode == "none":
+        yield "graph_mode = 'none', so that no step replays anything"
+    elif mode is not None and GraphMode.named(mode) is not GraphMode.FULL:
+        yield f"graph_mode = {mode!r}, and a program is a full graph"
+    if wanted.graph_sizes is not None:
+        yield "graph_sizes is set, and a program is for steps of any size"
+    if wanted.graph_policy is not None:
+        yield f"graph_policy = {wanted.graph_policy!r} chooses among recorded graphs"
+
+
+def _unknown_parts(model: DecoderForCausalLM) -> Iterator[str]:
+    config, description = model.config, model.description
+    if config.activation != "silu":
+        yield f"activation {config.activation} is not lowered yet"
+    if config.norms_around:
+        yield "norms behind attention and MLP are not lowered yet"
+    if config.attention_cap is not None or config.logit_cap is not None:
+        yield "caps of scores and logits are not lowered yet"
+    if any(rotary.size != description.head_size for rotary in config.rotaries):
+        yield "rotary positions of a part of each head are not lowered yet"
+    if description.num_heads // description.num_kv_heads > MOST_GROUP:
+        yield f"more than {MOST_GROUP} query heads share a key head"
+
+
+def _unknown_operations(used: Any) -> Iterator[str]:
+    plain = operations.Operations()
+    for name in operations.NAMES:
+        known = {getattr(plain, name)} | ({host_linear.linear} if name == "linear" else set())
+        if getattr(used, name) not in known:
+            yield f"operation {name} is a plugin's"
