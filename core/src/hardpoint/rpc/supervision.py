@@ -195,18 +195,25 @@ class Supervisor:
         return []
 
     def exited(
-        self, rank: int, exit: int | None, now: float, last_lines: Iterable[str] = ()
+        self,
+        rank: int,
+        exit: int | None,
+        now: float,
+        last_lines: Iterable[str] = (),
+        cause: BaseException | None = None,
     ) -> list[Action]:
-        """The process of ``rank`` ended, by exit code or negative signal."""
+        """The process of ``rank`` ended, by exit code or negative signal; ``cause`` is what the one
+        who started it says of that.
+        """
         state = self._ranks[rank]
         if state.gone:
             return []
         state.gone = True
         if state.last and state.dump_until is not None:
             return self._give_up(rank, "", now)  # it ended of being asked for its stack
-        return self._fail(
-            WorkerDiedError(rank=rank, pid=state.pid, exit=exit, last_lines=last_lines)
-        )
+        error = WorkerDiedError(rank=rank, pid=state.pid, exit=exit, last_lines=last_lines)
+        error.__cause__ = cause
+        return self._fail(error)
 
     def failed(self, error: HardpointError, now: float) -> list[Action]:
         """Something that all workers need is gone (the nursery, the channel)."""

@@ -11,13 +11,13 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 from hardpoint.config.resolution import structure_plugins
 from hardpoint.metadata import ResolvedPlugin
@@ -60,6 +60,8 @@ class Boot:
 
     ``start_call`` is the id of the call that the worker acknowledges once it is built.
     ``rendezvous`` as in :class:`hardpoint.records.WorkerContext`. ``log_level`` is the driver's.
+    ``resources`` are what a launcher assigned to this process (name -> ids), which the platform
+    reads (``assigned_devices``) unless the configuration names ``devices``.
     """
 
     config: Config
@@ -75,6 +77,7 @@ class Boot:
     devices: tuple[str, ...] = ()
     rendezvous: str | None = None
     log_level: int = logging.WARNING
+    resources: Mapping[str, tuple[str, ...]] = field(factory=dict)
 
 
 class _Work:
@@ -189,7 +192,7 @@ def _built(
         rank=boot.rank,
         local_rank=boot.local_rank,
         world_size=boot.world_size,
-        devices=boot.devices,
+        devices=boot.devices or platform.assigned_devices(boot.resources),
         rendezvous=boot.rendezvous,
         model_runner=boot.model_runner,
         generation=boot.generation,

@@ -17,8 +17,13 @@ from hardpoint.rpc.calls import Call, CallTable
 from hardpoint.rpc.faults import DUPLICATE, LOSE, fault
 from hardpoint.rpc.supervision import Supervisor
 
-from hardpoint_multiproc.group import WorkerGroup
-from hardpoint_multiproc.launching import check_devices, plan_workers, variables_of
+from hardpoint_multiproc.group import EXIT_SECONDS, WorkerGroup
+from hardpoint_multiproc.launching import (
+    WorkerPlan,
+    check_devices,
+    plan_workers,
+    variables_of,
+)
 from hardpoint_multiproc.limits import is_refusal, refused
 from hardpoint_multiproc.nursery_process import NurseryProcess, NurseryStuckError, interpreter
 from hardpoint_multiproc.resources import Resources, uninterrupted
@@ -41,6 +46,10 @@ class MultiprocExecutor(Executor):
 
     supports_pp: ClassVar[bool] = True
     supports_async_scheduling: ClassVar[bool] = True
+    start_key: ClassVar[str] = START_TIMEOUT
+    """The key that an error of a start that takes too long names."""
+    exit_seconds: ClassVar[float] = EXIT_SECONDS
+    """For how long the word on a dead worker's exit is awaited."""
     _resources: Resources | None = None
     _send: Callable[[Call], None] | None = None
 
@@ -76,6 +85,21 @@ class MultiprocExecutor(Executor):
         )
         plans = plan_workers(self, variables, self.codec, start.call_id, settings)
         resources = Resources(self.calls, self.generation, self._nursery(way))
+        # What it waits for is the nursery.
+        agree = partial(self._way_of, way, settings, resources.nursery)
+        self.bring_up(resources, settings, start, plans, agree)
+
+    def bring_up(
+        self,
+        resources: Resources,
+        settings: MultiprocSettings,
+        start: Call,
+        plans: Sequence[WorkerPlan],
+        agree: Callable[[], str],
+    ) -> None:
+        """Make what the workers are called by, start them the way that ``agree()`` returns, and
+        wait until all have acknowledged ``start``.
+        """
         self._resources = resources
         self._finalizer = weakref.finalize(self, Resources.release, resources)
         kind = channel.usual_kind() if settings.channel == "auto" else settings.channel
@@ -84,7 +108,7 @@ class MultiprocExecutor(Executor):
         self._send, self.rouse = resources.end.send, resources.end.rouse
         gather = self.calls.open(start, self.world_size)
         output = resources.nursery.output
-        agreed = self._way_of(way, settings, resources.nursery)  # waits for the nursery
+        agreed = agree()
         resources.group = group = WorkerGroup(
             resources.nursery,
             self._supervisor(settings),
@@ -93,6 +117,8 @@ class MultiprocExecutor(Executor):
             may_change=settings.start == "auto",
             start_timeout=settings.start_timeout,
             tidy=resources.end.tidy,
+            start_key=self.start_key,
+            exit_seconds=self.exit_seconds,
         )
         self.calls.erred = group.erred
         group.start(resources.launches, agreed)
@@ -195,7 +221,7 @@ class MultiprocExecutor(Executor):
             heartbeat=self.config.rpc.heartbeat,
             silent_after=self.platform.silent_after,
             start_timeout=settings.start_timeout,
-            start_key=START_TIMEOUT,
+            start_key=self.start_key,
             warn_after=settings.warn_after,
             hang_after=settings.hang_after,
         )

@@ -92,6 +92,8 @@ class _Worker:
     pidfd: int = -1
     gone: bool = False
     exit: int | None = None
+    cause: BaseException | None = None
+    """What the one who started it says of its end."""
     exit_until: float = math.inf
     """Until when its exit status is awaited."""
     stack_from: int = -1
@@ -109,7 +111,8 @@ class WorkerGroup:
     ``supervisor`` judges what is seen. ``fail(error)`` is called once, on a thread of its own, when
     the group has failed. ``command`` is that of a plain interpreter; ``may_change`` says whether a
     worker that cannot be forked may be started plain instead. ``start_timeout`` is for how many
-    seconds no worker may come further while they take devices and load.
+    seconds no worker may come further while they take devices and load, ``start_key`` the key that
+    says so; ``exit_seconds`` for how many the word on a dead worker's exit is awaited.
     """
 
     def __init__(
@@ -122,6 +125,8 @@ class WorkerGroup:
         may_change: bool,
         start_timeout: float,
         tidy: Callable[[], None],
+        start_key: str = START_TIMEOUT,
+        exit_seconds: float = EXIT_SECONDS,
     ) -> None:
         self._nursery = nursery
         self._tidy = tidy
@@ -130,6 +135,8 @@ class WorkerGroup:
         self._command = list(command)
         self._may_change = may_change
         self._loading = LoadingWatch(start_timeout)
+        self._start_key = start_key
+        self._exit_seconds = exit_seconds
         self._lock = threading.Lock()
         self._changed = threading.Condition()
         self._workers: list[_Worker] = []
@@ -166,7 +173,9 @@ class WorkerGroup:
         elif message["op"] == "started":
             self._started(worker, int(str(message["pid"])), fds[0], now)
         elif message["op"] == "exited":
-            worker.exit = int(str(message["exit"]))
+            code, cause = message["exit"], message.get("cause")
+            worker.exit = None if code is None else int(str(code))
+            worker.cause = cause if isinstance(cause, BaseException) else None
             self._ended(worker)
         elif message["op"] == "refused" and self._may_change:
             _logger.warning(
@@ -221,7 +230,7 @@ class WorkerGroup:
     def _dying(self, worker: _Worker) -> None:
         """The process has ended; how, the nursery tells in a moment."""
         self._nursery.loop.forget(worker.pidfd)
-        worker.exit_until = time.monotonic() + EXIT_SECONDS
+        worker.exit_until = time.monotonic() + self._exit_seconds
 
     def _ended(self, worker: _Worker) -> None:
         if worker.gone:
@@ -234,7 +243,7 @@ class WorkerGroup:
         if worker.stack_from >= 0:
             self._take_stack(worker, now)
         lines = self._nursery.output.last_lines(rank)
-        self._judge(lambda judge: judge.exited(rank, worker.exit, now, lines))
+        self._judge(lambda judge: judge.exited(rank, worker.exit, now, lines, worker.cause))
         worker.ended.set()
 
     def _listen_last(self, worker: _Worker) -> None:
@@ -267,7 +276,7 @@ class WorkerGroup:
             self._judge(lambda judge: judge.tick(now))
             if stuck := self._loading.stuck(now):
                 error = StartTimeoutError(
-                    seconds=self._loading.since(now), stages=stuck, key=START_TIMEOUT
+                    seconds=self._loading.since(now), stages=stuck, key=self._start_key
                 )
                 self._judge(lambda judge: judge.failed(error, now))
             with self._lock:

@@ -40,9 +40,23 @@ def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> N
         os.sched_setaffinity(0, spec["cores"])
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
-    used, out, lane, boot, stacks, board, *rest = fds
+    used, out, *rest = fds
     os.close(used)
     os.close(out)
+    leave(serve(spec, rest))
+
+
+def serve(
+    spec: Mapping[str, Any],
+    fds: Sequence[int],
+    resources: Mapping[str, tuple[str, ...]] | None = None,
+) -> int:
+    """Be the worker of ``spec`` in this process, on its main thread; return the exit code.
+
+    ``fds`` are those of :func:`main` from the control lane on; ``resources`` what a launcher
+    assigned to this process (:attr:`hardpoint.rpc.worker_process.Boot.resources`).
+    """
+    lane, boot, stacks, board, *rest = fds
     rendezvous = rest.pop(0) if spec["rendezvous"] else None
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True, chain=False)
     # What it is chained to is the signal's default action, which ends the process.
@@ -61,11 +75,11 @@ def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> N
     os.close(boot)
     if rendezvous is not None:
         orders = evolve(orders, rendezvous=f"file:///proc/self/fd/{rendezvous}")
+    orders = evolve(orders, resources=resources or {})
     handle = channel.WorkerHandle(fds=tuple(rest), data=spec["channel"])
     claims = WorkerClaims(board, orders.world_size, rank)
     attach = partial(channel.attach, handle, rank, codec=codec)
-    code = run(orders, attach, control, claims.begin, codec.learn)
-    leave(code)
+    return run(orders, attach, control, claims.begin, codec.learn)
 
 
 def enter(folder: str) -> None:

@@ -1,0 +1,1 @@
+"""The ``ray`` executor: a Ray actor for each worker."""

@@ -1,0 +1,73 @@
+"""The actor in which a worker lives. Runs in a process that Ray starts, on any node."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from attrs import frozen
+
+from hardpoint_ray import handover
+
+
+@frozen(kw_only=True)
+class Whereabouts:
+    """What an actor tells of itself: process, node, and resource -> ids of what it was given."""
+
+    pid: int
+    node_id: str
+    resources: Mapping[str, tuple[str, ...]]
+
+
+class WorkerActor:
+    """Tells where it is; then is a worker until the driver wants no more.
+
+    Ray shows ``title`` for it, in logs too.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def __repr__(self) -> str:
+        return self._title
+
+    def where(self) -> Whereabouts:
+        """Return where this actor is and what Ray gave it."""
+        context = ray.get_runtime_context()
+        given = dict.fromkeys(context.get_assigned_resources(), ())
+        ids = {name: tuple(map(str, each)) for name, each in context.get_accelerator_ids().items()}
+        return Whereabouts(
+            pid=os.getpid(),
+            node_id=context.get_node_id(),
+            resources={**given, **{name: each for name, each in ids.items() if each}},
+        )
+
+    def run_beside(self, name: str, resources: Mapping[str, tuple[str, ...]]) -> int:
+        """Be a worker on the driver's node, by what it hands over at the socket ``name``; return
+        the exit code.
+        """
+        from hardpoint_multiproc import descriptors
+        from hardpoint_multiproc.worker_entry import enter, serve
+
+        told, out, *rest = handover.take(name)
+        _speak(out)
+        spec = json.loads(descriptors.contents(told))
+        os.close(told)
+        enter(spec["cwd"])
+        return serve(spec, rest, resources)
+
+
+def _speak(out: int) -> None:
+    """Have all that this process writes go to ``out``."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(out)
+    options: dict[str, Any] = {"buffering": 1, "errors": "backslashreplace", "closefd": False}
+    sys.stdout = os.fdopen(1, "w", **options)
+    sys.stderr = os.fdopen(2, "w", **options)

@@ -1,0 +1,189 @@
+"""The driver's hold of its actors: what the nursery is to ``mp``, Ray is here.
+
+:class:`Actors` starts, watches and ends the workers' processes, for a
+:class:`hardpoint_multiproc.group.WorkerGroup`, which does all the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import ray
+from attrs import define
+from hardpoint.errors import ExecutorFailedError
+from hardpoint_multiproc.loop import Loop
+from hardpoint_multiproc.nursery_process import end_group
+from hardpoint_multiproc.output import Output
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from hardpoint_ray.actor import Whereabouts, WorkerActor
+from hardpoint_ray.handover import Handover
+from hardpoint_ray.placement import Reservation, Seat
+from hardpoint_ray.session import Session
+
+END_SECONDS = 2.0
+"""How long the end of a process is awaited that was killed."""
+
+
+@define(eq=False)
+class _Actor:
+    """One actor; ``pidfd`` is -1 for a process on another node."""
+
+    seat: Seat
+    handle: Any
+    where: Whereabouts
+    session: int = -1
+    pidfd: int = -1
+    given: list[int] | None = None
+    over: bool = False
+
+
+class Actors:
+    """The actors of one group."""
+
+    pid: int | None = None
+    exit: int | None = None
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._reservation: Reservation | None = None
+        self._actors: dict[int, _Actor] = {}
+        self._heard: Callable[[dict[str, Any], list[int]], None] | None = None
+        self._handover = Handover(self._wanted)
+        self._closed = False
+        self.output = Output()
+        self.loop = Loop("hardpoint-ray", self._watch)
+        self.output.start()
+        self.loop.start()
+
+    def create(
+        self,
+        reservation: Reservation,
+        needed: Mapping[str, float],
+        titles: Sequence[str],
+        variables: Sequence[Mapping[str, str]],
+    ) -> list[Whereabouts]:
+        """Create an actor for each seat, which takes ``needed`` of its bundle; return where each
+        is, in rank order.
+
+        Raises ExecutorFailedError for one that cannot be created.
+        """
+        self._reservation = reservation
+        asked = dict(needed)
+        amounts: dict[str, Any] = {
+            "num_cpus": asked.pop("CPU", 0),
+            "num_gpus": asked.pop("GPU", 0),
+            "resources": asked,
+        }
+        made = ray.remote(max_restarts=0, max_task_retries=0, **amounts)(WorkerActor)
+        handles = []
+        for seat in reservation.seats:
+            strategy = PlacementGroupSchedulingStrategy(
+                placement_group=reservation.group, placement_group_bundle_index=seat.bundle
+            )
+            options: dict[str, Any] = {"scheduling_strategy": strategy}
+            if variables[seat.rank]:  # set before the interpreter starts: Ray's own way
+                options["runtime_env"] = {"env_vars": dict(variables[seat.rank])}
+            handles.append(made.options(**options).remote(titles[seat.rank]))
+        try:
+            found: list[Whereabouts] = ray.get([handle.where.remote() for handle in handles])
+        except RayError as error:
+            for handle in handles:
+                ray.kill(handle)
+            raise ExecutorFailedError(f"Ray could not start the workers: {error}") from error
+        for seat, handle, where in zip(reservation.seats, handles, found, strict=True):
+            self._actors[seat.rank] = _Actor(seat=seat, handle=handle, where=where)
+        return found
+
+    def listen(
+        self, heard: Callable[[dict[str, Any], list[int]], None], died: Callable[[int | None], None]
+    ) -> None:
+        """Have ``heard(message, descriptors)`` called for what becomes of workers, on the loop's
+        thread. Ray outlives its actors, so ``died`` is never called.
+        """
+        self._heard = heard
+
+    def tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Start a worker, or signal one; any thread."""
+        actor = self._actors[message["rank"]]
+        if message["op"] == "start":
+            actor.given = list(fds)
+            reference = actor.handle.run_beside.remote(self._handover.name, actor.where.resources)
+            reference.future().add_done_callback(partial(self._over, actor))
+        elif message["op"] == "signal":
+            self._signal(actor, message["signal"])
+
+    def close(self, within: float) -> None:
+        """End every actor that is left, and give everything back. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        end = time.monotonic() + max(END_SECONDS, within)
+        for actor in self._actors.values():
+            self._kill(actor)
+        for actor in self._actors.values():
+            if actor.pidfd >= 0:
+                poll = select.poll()
+                poll.register(actor.pidfd, select.POLLIN)
+                poll.poll(max(0.0, end - time.monotonic()) * 1000)
+        self.loop.end(END_SECONDS)
+        self.output.close(END_SECONDS)
+        self._handover.close()
+        if self._reservation is not None:
+            self._reservation.close()
+        self._session.close()
+
+    def _watch(self) -> None:
+        self.loop.watch(self._handover.fileno(), self._serve)
+
+    def _serve(self) -> None:
+        pid = self._handover.serve()
+        if pid is None:
+            return
+        actor = next(each for each in self._actors.values() if each.where.pid == pid)
+        actor.given = None
+        actor.session = os.getsid(pid)
+        actor.pidfd = os.pidfd_open(pid)
+        if self._heard is not None:
+            message = {"op": "started", "rank": actor.seat.rank, "pid": pid}
+            self._heard(message, [os.dup(actor.pidfd)])
+
+    def _wanted(self, pid: int) -> list[int] | None:
+        for actor in self._actors.values():
+            if actor.where.pid == pid:
+                return actor.given
+        return None
+
+    def _over(self, actor: _Actor, future: Any) -> None:
+        """Its work has ended. Called by Ray, on a thread of its own."""
+        error = future.exception()
+        code = None if error is not None else future.result()
+        self.loop.call(partial(self._tell_of, actor, code, error))
+
+    def _tell_of(self, actor: _Actor, code: int | None, error: BaseException | None) -> None:
+        actor.over = True
+        if self._heard is not None:
+            message = {"op": "exited", "rank": actor.seat.rank, "exit": code, "cause": error}
+            self._heard(message, [])
+
+    def _signal(self, actor: _Actor, signum: int) -> None:
+        if signum == signal.SIGKILL:
+            self._kill(actor)
+        elif actor.pidfd >= 0:
+            with suppress(OSError):
+                signal.pidfd_send_signal(actor.pidfd, signum)
+
+    def _kill(self, actor: _Actor) -> None:
+        """End an actor by Ray, and what its process started by its group."""
+        with suppress(Exception):
+            ray.kill(actor.handle)
+        if actor.pidfd >= 0:
+            end_group(actor.where.pid, actor.session)

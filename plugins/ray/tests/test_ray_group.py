@@ -1,0 +1,152 @@
+"""Actors as workers on one node: calls, death, output, end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from hardpoint.errors import ExecutorFailedError, RemoteError, WorkerDiedError
+
+pytestmark = pytest.mark.usefixtures("session")
+
+
+def place_of(worker):
+    import ray
+
+    context = ray.get_runtime_context()
+    return worker.rank, os.getpid(), context.get_actor_id(), context.get_assigned_resources()
+
+
+def test_each_worker_is_an_actor_that_has_a_bundle_of_its_own(launcher):
+    executor = launcher.start(workers=3)
+    places = executor.collective_rpc(place_of)
+    assert [rank for rank, *_ in places] == [0, 1, 2]
+    assert len({pid for _, pid, *_ in places} | {os.getpid()}) == 4
+    assert len({actor for *_, actor, _ in places}) == 3
+    assert [each["dummy"] for *_, each in places] == [1.0] * 3
+
+
+def test_calls_do_not_go_through_ray(launcher, monkeypatch):
+    from ray.actor import ActorMethod
+
+    executor = launcher.start()
+    calls = []
+    submit = ActorMethod._remote
+    monkeypatch.setattr(
+        ActorMethod, "_remote", lambda *args, **keys: (calls.append(args), submit(*args, **keys))[1]
+    )
+    assert executor.collective_rpc(pid_of_worker) != []
+    assert executor.check_health()
+    assert calls == []
+
+
+def pid_of_worker(worker):
+    return os.getpid()
+
+
+def fail(worker):
+    raise KeyError(worker.rank)
+
+
+def test_an_error_names_the_rank_and_leaves_the_group_alive(launcher, pids):
+    executor = launcher.start()
+    with pytest.raises(RemoteError) as caught:
+        executor.collective_rpc(fail)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert len(pids(executor)) == 2
+
+
+def sleep(worker, seconds):
+    time.sleep(seconds)
+
+
+def test_a_killed_actor_fails_pending_calls_with_the_cause_that_ray_tells(launcher, pids):
+    from ray.exceptions import ActorDiedError
+
+    executor = launcher.start()
+    workers = pids(executor)
+    futures = [executor.collective_rpc(sleep, args=(1000,), non_block=True) for _ in range(3)]
+    os.kill(workers[1], signal.SIGKILL)
+    errors = [future.exception(60) for future in futures]
+    assert errors == [errors[0]] * 3
+    assert isinstance(errors[0], WorkerDiedError)
+    assert (errors[0].rank, errors[0].pid) == (1, workers[1])
+    assert isinstance(errors[0].__cause__, ActorDiedError)
+    with pytest.raises(ExecutorFailedError, match="the executor has failed: worker rank 1"):
+        executor.collective_rpc("supported_tasks")
+
+
+def speak(worker):
+    print(f"hello from rank {worker.rank}")
+
+
+def test_what_a_worker_prints_reaches_the_driver_with_its_name(launcher, capfd, eventually):
+    executor = launcher.start()
+    executor.collective_rpc(speak)
+    said = []
+
+    def both():
+        said.append(capfd.readouterr().err)
+        lines = "".join(said).splitlines()
+        return [line for line in lines if "hello from rank" in line and "(Worker_" in line][1:]
+
+    eventually(both)
+    lines = [line for line in "".join(said).splitlines() if "hello from rank" in line]
+    assert {line.split(" pid=")[0] for line in lines} == {"(Worker_0", "(Worker_1"}
+
+
+def child_of(worker):
+    import subprocess
+
+    return subprocess.Popen(["sleep", "1000"]).pid
+
+
+def test_a_shutdown_leaves_no_process_and_gives_the_bundles_back(launcher, pids, is_alive):
+    import ray
+
+    before = ray.available_resources().get("dummy")
+    executor = launcher.start()
+    left = [*pids(executor), *executor.collective_rpc(child_of)]
+    executor.shutdown()
+    assert [pid for pid in left if is_alive(pid)] == []
+    for _ in range(600):
+        if ray.available_resources().get("dummy") == before:
+            break
+        time.sleep(0.05)
+    assert ray.available_resources().get("dummy") == before
+
+
+def test_a_worker_that_cannot_be_built_raises_its_own_error(launcher):
+    with pytest.raises(RemoteError, match="injected fault"):
+        launcher.start(**{"plugins.dummy.fail_at": "build@1"})
+
+
+def test_the_token_is_in_no_environment_and_in_no_command(session):
+    import psutil
+    from hardpoint_ray.session import _token
+
+    seen = 0
+    for process in psutil.process_iter():
+        try:
+            text = " ".join([*process.cmdline(), *process.environ().values()])
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+        seen += "ray" in text
+        assert _token() not in text
+    assert seen
+
+
+def test_ray_listens_on_this_host_alone(session):
+    import psutil
+
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    addresses = {
+        connection.laddr.ip
+        for process in family
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert addresses
