@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ FILES: Mapping[str, str] = {
 PATIENCE = 180.0
 """Seconds for any order."""
 CLOSE_SECONDS = 30.0
+ONE_THREAD: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Environment of a process whose libraries are not to compute side by side."""
 QUIET_SHARE = 0.02
 QUIET_WINDOW = 0.03
 MOST_UNQUIET = 3.0
@@ -54,21 +56,35 @@ class TransportFailedError(HardpointError):
 
 
 class Driver:
-    """Starts the process at once, with the interpreter ``python``; :meth:`opened` waits for it."""
+    """Starts the process at once, with the interpreter ``python``; :meth:`opened` waits for it.
 
-    def __init__(self, name: str, python: str = sys.executable) -> None:
+    ``script``: what it runs, with its arguments, instead of a transport's calls, in the environment
+    ``environ``. ``patience``: seconds for any order.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        python: str = sys.executable,
+        *,
+        script: Sequence[str] = (),
+        environ: Mapping[str, str] = ONE_THREAD,
+        patience: float = PATIENCE,
+    ) -> None:
         self.name = name
+        self._patience = patience
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the driver
         self._pending = b""
         self.processes: tuple[int, ...] = ()
-        path = HERE / "transports" / FILES[name]
+        if not script:
+            script = (str(HERE / "turns.py"), str(HERE / "transports" / FILES[name]))
         try:
             self._process = subprocess.Popen(  # noqa: S603 - an interpreter that the caller chose
-                [python, str(HERE / "turns.py"), str(path)],
+                [python, *script],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env={**os.environ, **environ},
                 start_new_session=True,
                 bufsize=0,
             )
@@ -146,11 +162,13 @@ class Driver:
         stdout = self._process.stdout
         if stdout is None:
             raise TransportFailedError(f"{self.name} has no standard output")
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self._patience
         while b"\n" not in self._pending:
             if not select.select([stdout.fileno()], [], [], max(0.0, end - time.monotonic()))[0]:
                 kill_tree(self._process.pid)
-                raise TransportFailedError(f"{self.name} did not {order} within {PATIENCE:g} s")
+                raise TransportFailedError(
+                    f"{self.name} did not {order} within {self._patience:g} s"
+                )
             part = os.read(stdout.fileno(), 1 << 16)
             if not part:
                 return b""

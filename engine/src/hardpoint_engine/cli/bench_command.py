@@ -72,6 +72,38 @@ def rpc(
         )
 
 
+@bench.command(
+    short_help="The cpu platform, beside peers.", context_settings={"max_content_width": 100}
+)
+@click.option("--model", metavar="FILE.gguf", help="default: the installed default model")
+@click.option("--folder", metavar="DIR", help="keep the files of all formats there")
+@click.option("--formats", metavar="NAME,...", help="[default: fp32,bf16,w8a8,Q8_0,Q4_0,Q4_1]")
+@click.option("--cases", metavar="NAME,...", help="which of B1, B16, B64, P [default: all]")
+@click.option("--repeats", type=click.IntRange(min=1), default=3, help="turns that count")
+@click.option("--threads", type=click.IntRange(min=1), default=2, help="of every engine")
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    metavar="NAME=PYTHON",
+    help="vllm, llama.cpp or transformers, and an interpreter that has it; may be repeated",
+)
+@click.option("--compiled/--eager", default=True, help="vLLM with its compiler, too")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON document")
+@click.option("--plot", "plot_path", metavar="FILE.png", help="draw it, too (needs matplotlib)")
+def cpu(**options: Any) -> None:
+    """Count the tokens a second that the cpu platform decodes at batch 1, 16 and 64 and reads in a
+    prompt of 1,000, beside vLLM, transformers and llama.cpp, those that are named or installed.
+
+    All have the same weights, made from one GGUF file in every format, and as many threads. They
+    take turns, each in a process of its own.
+    """
+    with interruptible():
+        from hardpoint_engine.cli.bench_cpu import run
+
+        run(**options)
+
+
 def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate ``command`` with what the measurements of one engine have in common."""
     least = click.IntRange(min=1)

@@ -12,6 +12,8 @@ from hardpoint_engine.text.spelling import sentence_bytes, spelling_of
 from hardpoint_engine.text.tokenizer import Tokenizer, check_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import tokenizers
 
 Built = TypeVar("Built")
@@ -54,6 +56,10 @@ class Vocabulary(Tokenizer):
         self._size = tokenizer.get_vocab_size(with_added_tokens=True)
         self._spelling = spelling_of(tokenizer)
         self._bytes: dict[int, bytes] = {}
+
+    def save(self, path: Path) -> None:
+        """Write it as a ``tokenizer.json``."""
+        self._tokenizer.save(str(path))
 
     @property
     def vocab_size(self) -> int:

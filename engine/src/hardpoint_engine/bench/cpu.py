@@ -1,0 +1,287 @@
+"""``hardpoint bench cpu``: tokens a second of the cpu platform, beside other engines.
+
+Every engine has a process of its own, in the interpreter that has it, for each format of weights.
+They take turns over the same cases, with the same weights and as many threads, and the next one
+begins when the last is at rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from hardpoint_engine.bench import cpu_bounds
+from hardpoint_engine.bench.bandwidth import read_bandwidth
+from hardpoint_engine.bench.driver import HERE, Driver, TransportFailedError, TransportMissingError
+from hardpoint_engine.bench.model_files import GGUF_TYPES, ModelFiles
+
+OURS: Final = "hardpoint"
+ENGINES: Final[Mapping[str, str]] = {
+    OURS: "ours.py",
+    "vllm": "vllm_offline.py",
+    "transformers": "transformers_generate.py",
+    "llama.cpp": "llama_cpp_batches.py",
+}
+"""Every engine, and its file in ``serving_engines``."""
+PLAIN: Final[Mapping[str, str]] = {"fp32": "float32", "bf16": "bfloat16"}
+QUANTISED: Final = ("int8", "w8a8", "w4a8")
+FORMATS: Final = (*PLAIN, *QUANTISED, *GGUF_TYPES[2:])
+DEFAULT_FORMATS: Final = ("fp32", "bf16", "w8a8", "Q8_0", "Q4_0", "Q4_1")
+PATIENCE: Final = 900.0
+"""Seconds for any order: some compile for minutes."""
+
+Tell = Callable[[str], None]
+Row = dict[str, Any]
+Document = dict[str, Any]
+
+
+@frozen(kw_only=True)
+class Case:
+    """A batch: so many prompts of ``length`` tokens, ``new`` tokens after each."""
+
+    phase: str
+    batch: int
+    length: int
+    new: int
+
+    @property
+    def tokens(self) -> int:
+        """What is counted: tokens made, of a prefill those read."""
+        return self.batch * (self.length if self.phase == "prefill" else self.new)
+
+
+CASES: Final[Mapping[str, Case]] = {
+    "B1": Case(phase="decode", batch=1, length=16, new=64),
+    "B16": Case(phase="decode", batch=16, length=16, new=32),
+    "B64": Case(phase="decode", batch=64, length=16, new=16),
+    "P": Case(phase="prefill", batch=1, length=1000, new=1),
+}
+"""Decoding counts the prefill of its 16-token prompts, for all engines."""
+
+
+@frozen(kw_only=True)
+class CpuPlan:
+    """What is measured. ``peers``: engine -> interpreter. ``repeats`` turns count, one more warms
+    up.
+    """
+
+    formats: Sequence[str] = DEFAULT_FORMATS
+    cases: Sequence[str] = tuple(CASES)
+    repeats: int = 3
+    threads: int = 2
+    peers: Mapping[str, str] = field(factory=dict)
+    compiled: bool = True
+    """Whether vLLM runs with its compiler, too; its best counts."""
+
+
+@frozen(kw_only=True)
+class Runner:
+    """One process to be: an engine with the weights in one format, in one way."""
+
+    engine: str
+    format: str
+    way: str = ""
+    arguments: str
+    """The options of its engine's class, as JSON."""
+
+    @property
+    def name(self) -> str:
+        """How it is told."""
+        return " ".join(each for each in (self.engine, self.format, self.way) if each)
+
+
+def runners(plan: CpuPlan, files: ModelFiles) -> Iterator[Runner]:
+    """Yield every process that is wanted; their files are made."""
+    engines = [OURS, *plan.peers]
+    for kind in plan.formats:
+        for engine in engines:
+            for way, options in _ways(engine, kind, plan, files):
+                arguments = json.dumps({"threads": plan.threads, **options})
+                yield Runner(engine=engine, format=kind, way=way, arguments=arguments)
+
+
+def _ways(
+    engine: str, kind: str, plan: CpuPlan, files: ModelFiles
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    dtype = PLAIN.get(kind)
+    if engine == OURS:
+        yield "", _ours(kind, files)
+    elif engine == "llama.cpp":
+        if kind not in QUANTISED:
+            named = {"fp32": "F32", "bf16": "BF16"}.get(kind, kind)
+            yield "", {"model": str(files.gguf(named))}
+    elif dtype is not None:
+        options = {"model": str(files.safetensors()), "dtype": dtype}
+        if engine == "transformers":
+            yield "", options
+        else:
+            yield "eager", {**options, "eager": True}
+            if plan.compiled:
+                yield "compiled", {**options, "eager": False}
+
+
+def _ours(kind: str, files: ModelFiles) -> dict[str, Any]:
+    keys: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 64}
+    if kind in PLAIN:
+        return {"model": str(files.safetensors()), "keys": {**keys, "dtype": PLAIN[kind]}}
+    if kind in QUANTISED:
+        return {"model": str(files.safetensors()), "keys": {**keys, "quantization": kind}}
+    return {"model": str(files.gguf(kind)), "keys": keys}
+
+
+Times = dict[Runner, dict[str, list[float]]]
+"""Runner -> case -> seconds of each turn that counts."""
+
+
+def measure(plan: CpuPlan, files: ModelFiles, tell: Tell) -> Document:
+    """Measure every engine that is to be had. Return ``rows``, ``ratios``, ``figures`` of our own
+    engine by format, the ``bounds`` of those, and ``skipped`` (engine -> why).
+
+    Called by the command. ``tell`` gets a line for each stage. Whoever fails is left out from then
+    on. Raises TransportFailedError if our own engine fails in every format.
+    """
+    skipped = {name: "not named" for name in ENGINES if name not in (OURS, *plan.peers)}
+    at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    with contextlib.ExitStack() as stack:
+        race = _Race(plan, stack, skipped, tell)
+        race.start(runners(plan, files))
+        times = race.run()
+        told = race.figures()
+    rows = rows_of(times, at)
+    read = read_bandwidth(plan.threads)
+    ours = [row for row in rows if row["engine"] == OURS]
+    figures = {kind: cpu_bounds.figures_of(each, kind, ours, read) for kind, each in told.items()}
+    return {
+        "rows": rows,
+        "ratios": cpu_bounds.judged_ratios(ratios(rows)),
+        "figures": figures,
+        "bounds": cpu_bounds.judged_figures(figures),
+        "read_bytes_per_s": read,
+        "skipped": skipped,
+    }
+
+
+class _Race:
+    """The processes of all runners."""
+
+    def __init__(
+        self, plan: CpuPlan, stack: contextlib.ExitStack, skipped: dict[str, str], tell: Tell
+    ) -> None:
+        self._plan, self._stack, self._skipped, self._tell = plan, stack, skipped, tell
+        self._drivers: dict[Runner, Driver] = {}
+
+    def start(self, wanted: Iterable[Runner]) -> None:
+        """Start one after the other: starting takes cores, too."""
+        for runner in wanted:
+            self._tell(f"starting {runner.name}")
+            script = HERE / "serving_engines" / ENGINES[runner.engine]
+            try:
+                driver = Driver(
+                    runner.name,
+                    self._plan.peers.get(runner.engine, sys.executable),
+                    script=(str(HERE / "serving_turns.py"), str(script), runner.arguments),
+                    environ={"OMP_NUM_THREADS": str(self._plan.threads)},
+                    patience=PATIENCE,
+                )
+                self._stack.callback(driver.close)
+                driver.opened()
+            except (TransportMissingError, TransportFailedError) as error:
+                self._leave_out(runner, error)
+            else:
+                self._drivers[runner] = driver
+        if not any(runner.engine == OURS for runner in self._drivers):
+            raise TransportFailedError(f"{OURS} ran in no format: {self._skipped}")
+
+    def run(self) -> Times:
+        """Take every turn, there and back."""
+        times: Times = {runner: {} for runner in self._drivers}
+        for name in self._plan.cases:
+            case = CASES[name]
+            self._tell(f"{name}: {case.phase}, batch {case.batch}")
+            for repeat in range(self._plan.repeats + 1):
+                order = tuple(self._drivers)
+                for runner in order if repeat % 2 else order[::-1]:
+                    seconds = self._turn(runner, case, repeat)
+                    if seconds is not None and repeat:
+                        times[runner].setdefault(name, []).append(seconds)
+        return times
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Return format -> what our engine knows of itself after one more turn of one request."""
+        found = {}
+        for runner, driver in tuple(self._drivers.items()):
+            if runner.engine == OURS:
+                driver.tell("figures")
+                self._turn(runner, CASES["B1"], self._plan.repeats + 1)
+                found[runner.format] = driver.tell("figures")
+        return found
+
+    def _turn(self, runner: Runner, case: Case, seed: int) -> float | None:
+        driver = self._drivers.get(runner)
+        if driver is None:
+            return None
+        shape = {"batch": case.batch, "length": case.length, "new": case.new}
+        try:
+            told = driver.tell("turn", seed=seed, **shape)
+        except TransportFailedError as error:
+            del self._drivers[runner]
+            self._leave_out(runner, error)
+            return None
+        driver.settle()
+        return float(told["seconds"])
+
+    def _leave_out(self, runner: Runner, error: Exception) -> None:
+        self._skipped[runner.name] = str(error)
+        self._tell(f"{runner.name} is left out: {error}")
+
+
+def rows_of(times: Times, at: str) -> list[Row]:
+    """Return a row for each engine, format and case, of the median of its turns; of several ways to
+    run an engine the best one's.
+    """
+    best: dict[tuple[str, str, str], float] = {}
+    for runner, cases in times.items():
+        for name, seconds in cases.items():
+            key = (runner.engine, runner.format, name)
+            speed = CASES[name].tokens / statistics.median(seconds)
+            best[key] = max(best.get(key, 0.0), speed)
+    return [
+        {
+            "engine": engine,
+            "format": kind,
+            "phase": CASES[name].phase,
+            "batch": CASES[name].batch,
+            "tokens_per_s": round(speed, 1),
+            "at": at,
+        }
+        for (engine, kind, name), speed in best.items()
+    ]
+
+
+def ratios(rows: Sequence[Row]) -> list[Row]:
+    """Return what our engine's speed is as a multiple of each other's best that it is held against:
+    in the same format of llama.cpp's; of the others in any.
+    """
+    found: list[Row] = []
+    for row in rows:
+        if row["engine"] != OURS:
+            continue
+        for engine in ENGINES:
+            speeds = [
+                other["tokens_per_s"] for other in rows
+                if engine == other["engine"] != OURS
+                and (other["phase"], other["batch"]) == (row["phase"], row["batch"])
+                and (engine != "llama.cpp" or other["format"] == row["format"])
+            ]  # fmt: skip
+            if speeds:
+                ratio = round(row["tokens_per_s"] / max(speeds), 3)
+                cell = {key: row[key] for key in ("format", "phase", "batch")}
+                found.append({**cell, "against": engine, "ratio": ratio})
+    return found

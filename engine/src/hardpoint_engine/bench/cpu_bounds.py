@@ -1,0 +1,74 @@
+"""What ``hardpoint bench cpu`` is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+CELLS: Final = (("decode", 1), ("decode", 16), ("decode", 64), ("prefill", 1))
+RATIOS: Final[Mapping[tuple[str, str], tuple[float, float, float, float]]] = {
+    ("bf16", "vllm"): (2.5, 2.5, 1.8, 1.5),
+    ("w8a8", "vllm"): (6.0, 5.5, 3.7, 2.2),
+    ("bf16", "llama.cpp"): (1.4, 1.8, 2.0, 2.0),
+    ("Q8_0", "llama.cpp"): (2.0, 2.5, 2.0, 2.0),
+    ("Q4_0", "llama.cpp"): (1.5, 2.0, 2.0, 2.0),
+    ("Q4_1", "llama.cpp"): (2.0, 3.0, 2.0, 2.0),
+}
+"""(format, against) -> the least ratio in each of ``CELLS``."""
+READ_SHARES: Final[Mapping[str, float]] = {"bf16": 0.70, "int8": 0.75, "w8a8": 0.75}
+"""Format -> the least share of the bandwidth of reading that weights are read with at batch 1."""
+OVERHEAD: Final = 0.05
+"""The most time of the engine beside the bare step, as a share of it, at batch 1."""
+
+Row = dict[str, Any]
+
+
+def judged_ratios(ratios: Iterable[Row]) -> list[Row]:
+    """Return the ratios, those that have a bound with ``bound`` and ``met``."""
+    found = []
+    for each in ratios:
+        bounds = RATIOS.get((each["format"], each["against"]))
+        cell = (each["phase"], each["batch"])
+        judged = {}
+        if bounds is not None and cell in CELLS:
+            bound = bounds[CELLS.index(cell)]
+            judged = {"bound": bound, "met": each["ratio"] >= bound}
+        found.append({**each, **judged})
+    return found
+
+
+def figures_of(
+    told: Mapping[str, float], kind: str, rows: Sequence[Row], bytes_per_s: float
+) -> dict[str, float]:
+    """Return what our engine's figures in the format ``kind`` come to: ``overhead``, ``read_share``
+    and the peak of memory and the weights in bytes.
+    """
+    found = {
+        "overhead": round(told["ran_s"] / told["step_s"] - 1, 4),
+        "weight_bytes": told["weight_bytes"],
+        "peak_bytes": told["peak_bytes"],
+    }
+    for row in rows:
+        if (row["format"], row["phase"], row["batch"]) == (kind, "decode", 1):
+            read = row["tokens_per_s"] * told["weight_bytes"]
+            found["read_share"] = round(read / bytes_per_s, 3)
+    return found
+
+
+def judged_figures(figures: Mapping[str, Mapping[str, float]]) -> list[Row]:
+    """Return the bounds of those figures that have one, each ``name``, ``value``, ``bound`` and
+    whether it is ``met``.
+    """
+    found = []
+    for kind, each in figures.items():
+        if "overhead" in each:
+            value = each["overhead"]
+            found.append(_bound(f"{kind}: overhead", value, OVERHEAD, value <= OVERHEAD))
+        if "read_share" in each and kind in READ_SHARES:
+            value, bound = each["read_share"], READ_SHARES[kind]
+            found.append(_bound(f"{kind}: share of bandwidth", value, bound, value >= bound))
+    return found
+
+
+def _bound(name: str, value: float, bound: float, met: bool) -> Row:
+    return {"name": name, "value": value, "bound": bound, "met": met}
