@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from attrs import evolve
+from hardpoint.adapters import LoRARequest
 from hardpoint.checkpoints import read_description
 from hardpoint.sampling_params import SamplingParams
+from hardpoint_conformance.kit_adapter import ADAPTERS, write_adapter
 from hardpoint_conformance.kit_model import ModelShape, write_model
-from hardpoint_conformance.llama_oracle import LlamaOracle
+from hardpoint_conformance.llama_oracle import LlamaOracle, read_tensors
 from hardpoint_conformance.sampling_rules import chances, edited
 
 TOKENS = [5, 9, 3, 77, 20, 0, 159, 4]
@@ -29,6 +31,38 @@ def test_the_oracle_computes_what_transformers_computes(tmp_path, shape):
         theirs = model(torch.tensor([TOKENS])).logits[0].numpy()
     np.testing.assert_allclose(ours, theirs, atol=2e-4)
     assert np.abs(ours).max() > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=str)
+def test_the_oracle_under_an_adapter_adds_what_peft_adds(tmp_path, adapter):
+    """Each layer's output gets ``x A^T B^T lora_alpha / r``, here in torch, by hooks."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    description = read_description(str(write_model(tmp_path / "model", ModelShape())))
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    write_adapter(folder, description, adapter)
+    request = LoRARequest(id=1, name="a", path=str(folder))
+    oracle = LlamaOracle(description)
+    ours = oracle.adapted(request).logits(TOKENS)
+    model = transformers.LlamaForCausalLM.from_pretrained(description.path, dtype=torch.float32)
+    arrays = {name: torch.tensor(each).float() for name, each in read_tensors(folder).items()}
+
+    def added(name):
+        first, second = (arrays[f"base_model.model.{name}.lora_{part}.weight"] for part in "AB")
+        scale = adapter.alpha / adapter.rank
+        return lambda _module, inputs, output: output + inputs[0] @ first.T @ second.T * scale
+
+    changed = [
+        module.register_forward_hook(added(name)) for name, module in model.named_modules()
+        if name.rpartition(".")[2] in adapter.targets
+    ]  # fmt: skip
+    assert len(changed) == len(arrays) / 2
+    with torch.no_grad():
+        theirs = model(torch.tensor([TOKENS])).logits[0].numpy()
+    np.testing.assert_allclose(ours, theirs, atol=5e-4)
+    assert np.abs(ours - oracle.logits(TOKENS)).max() > 0.1
 
 
 def test_the_rules_in_their_order():

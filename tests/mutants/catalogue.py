@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import broken_adapters
 import broken_answers
 import broken_choices
 import broken_executor_lives
@@ -20,6 +21,7 @@ MODULES = (
     broken_runners,
     broken_choices,
     broken_answers,
+    broken_adapters,
     broken_torch,
     broken_executors,
     broken_executor_lives,

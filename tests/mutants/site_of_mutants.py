@@ -48,6 +48,12 @@ class MutantProbe(DummyProbe):
     def tracing(self, folder):
         return {{"plugins.{name}.trace_folder": folder}}
 """
+COMPARED_WITH_NUMPY = """
+    def oracle(self, description):
+        from broken_adapters import Reference
+
+        return Reference(description)
+"""
 
 
 def write_site(folder: Path, mutations: Iterable[Mutation]) -> None:
@@ -65,6 +71,7 @@ def write_site(folder: Path, mutations: Iterable[Mutation]) -> None:
         groups[group].append(f"{mutation.name} = mutant_plugins.{module}")
         if group == "platforms" and base_of(mutation) is DUMMY:
             probe = PROBE.format(name=mutation.name, module=module)
+            probe += COMPARED_WITH_NUMPY if getattr(mutation.of, "numpy", False) else ""
             (folder / "mutant_probes" / f"{module}.py").write_text(probe)
             groups["conformance"].append(f"{mutation.name} = mutant_probes.{module}:MutantProbe")
     info = folder / "hardpoint_mutants-1.0.dist-info"

@@ -107,7 +107,7 @@ def certify(run: PluginRun, *, started: float, hooks: Sequence[str] = ()) -> Cer
         capabilities=lines,
         results=results,
         interventions=interventions,
-        unseen=_unseen(plugin.kind, probe, lines, results),
+        unseen=[*_unseen(plugin.kind, probe, lines, results), *sorted(run.believed)],
         reasons=_reasons(run, plugin.kind, results, interventions),
     )
 

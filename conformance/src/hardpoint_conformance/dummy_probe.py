@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from hardpoint_conformance.oracle import Oracle
 from hardpoint_conformance.probe import Probe
 
 if TYPE_CHECKING:
+    from hardpoint.adapters import LoRARequest
     from hardpoint.checkpoints.description import ModelDescription
     from hardpoint.worker import Worker
 
@@ -24,6 +26,15 @@ class DummyOracle(Oracle):
         from hardpoint_dummy.model import FakeModel, seed_of
 
         self._model = FakeModel(seed_of("weights", source), vocab_size)
+        self.salt = 0
+
+    def adapted(self, adapter: LoRARequest) -> DummyOracle:
+        """Return the rule with the adapter's own number in each cell."""
+        from hardpoint_dummy.model import seed_of
+
+        other = copy(self)
+        other.salt = seed_of("lora", adapter.id, adapter.digest)
+        return other
 
     def logits(self, tokens: Sequence[int]) -> Any:
         """Return the rule's logits after each token."""
@@ -32,7 +43,7 @@ class DummyOracle(Oracle):
         cells: list[int] = []
         rows = []
         for token in tokens:
-            cells.append(self._model.cell(cells[-1] if cells else None, token, 0))
+            cells.append(self._model.cell(cells[-1] if cells else None, token, self.salt))
             rows.append(self._model.logits(self._model.state([joined(cells)])))
         return np.asarray(rows)
 

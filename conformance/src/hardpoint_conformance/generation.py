@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from attrs import evolve
+from hardpoint.adapters import LoRARequest
 from hardpoint.executor import Executor
 from hardpoint.messages import Logprobs, SchedulerOutput
 from hardpoint.model_runner import ModelRunner
@@ -91,6 +93,20 @@ class Bench:
         """Compare with the model in ``path`` from now on."""
         description = evolve(self.description, path=Path(path))
         self.oracle = oracle_for(self.subject.probe, description)
+
+    @contextmanager
+    def adapted(self, adapter: LoRARequest) -> Iterator[bool]:
+        """Compare with the model under a LoRA adapter; gives False where the oracle has none, and
+        the certificate says so.
+        """
+        plain, tuned = self.oracle, self.oracle.adapted(adapter)
+        if tuned is None:
+            self.subject.believed.add(f"what LoRA adapters compute: {plain.name} has none")
+        self.oracle = plain if tuned is None else tuned
+        try:
+            yield tuned is not None
+        finally:
+            self.oracle = plain
 
     # Comparing.
 

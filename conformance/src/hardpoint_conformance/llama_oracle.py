@@ -6,7 +6,10 @@ al., 2021, the half-split layout of Hugging Face checkpoints), RMS norms and a g
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from copy import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from hardpoint.checkpoints.safetensors import SafetensorsCheckpoint
 from hardpoint_conformance.oracle import Oracle
 
 if TYPE_CHECKING:
+    from hardpoint.adapters import LoRARequest
     from hardpoint.checkpoints.description import ModelDescription
 
 
@@ -25,26 +29,36 @@ class LlamaOracle(Oracle):
 
     def __init__(self, description: ModelDescription) -> None:
         self._shape = description
-        self._weights = read_weights(description)
+        self.weights = read_tensors(description.path)
         config = description.hf_config
         self._epsilon = float(config["rms_norm_eps"])  # type: ignore[arg-type]
         self._base = float(config["rope_theta"])  # type: ignore[arg-type]
 
+    def adapted(self, adapter: LoRARequest) -> LlamaOracle:
+        """Return the same model with ``W + B A lora_alpha / r`` for each matrix of the adapter
+        (Hu et al., 2021).
+        """
+        other = copy(self)
+        other.weights = self.weights | {
+            name: self.weights[name] + change for name, change in changes_of(adapter.path).items()
+        }
+        return other
+
     def logits(self, tokens: Sequence[int]) -> Any:
         """Return the logits after each token."""
-        head = self._weights.get("lm_head.weight", self._weights["model.embed_tokens.weight"])
+        head = self.weights.get("lm_head.weight", self.weights["model.embed_tokens.weight"])
         return self.states(tokens) @ head.T
 
     def states(self, tokens: Sequence[int]) -> Any:
         """Return the states that the logits are made of."""
-        stream = self._weights["model.embed_tokens.weight"][list(tokens)]
+        stream = self.weights["model.embed_tokens.weight"][list(tokens)]
         for layer in range(self._shape.num_layers):
             part = self._layer(layer)
             stream = stream + self._attention(part, _norm(stream, part["input"], self._epsilon))
             inner = _norm(stream, part["post"], self._epsilon)
             gate = inner @ part["gate"].T
             stream = stream + (gate / (1 + np.exp(-gate)) * (inner @ part["up"].T)) @ part["down"].T
-        return _norm(stream, self._weights["model.norm.weight"], self._epsilon)
+        return _norm(stream, self.weights["model.norm.weight"], self._epsilon)
 
     def _layer(self, index: int) -> Mapping[str, Any]:
         names = {
@@ -54,7 +68,7 @@ class LlamaOracle(Oracle):
             "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj",
         }  # fmt: skip
         return {
-            short: self._weights[f"model.layers.{index}.{name}.weight"]
+            short: self.weights[f"model.layers.{index}.{name}.weight"]
             for short, name in names.items()
         }
 
@@ -80,10 +94,24 @@ class LlamaOracle(Oracle):
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def read_weights(description: ModelDescription) -> dict[str, Any]:
-    """Return the checkpoint's tensors as float64 arrays."""
+def changes_of(folder: str) -> dict[str, Any]:
+    """Return weight's name -> what a LoRA adapter adds to it."""
+    config = json.loads((Path(folder) / "adapter_config.json").read_text())
+    scale = config["lora_alpha"] / config["r"]
+    arrays = read_tensors(folder)
+    ending = ".lora_A.weight"
+    names = [name.removesuffix(ending) for name in arrays if name.endswith(ending)]
+    return {
+        f"{name.removeprefix('base_model.model.')}.weight": scale
+        * arrays[f"{name}.lora_B.weight"] @ arrays[f"{name}{ending}"]
+        for name in names
+    }  # fmt: skip
+
+
+def read_tensors(folder: str | Path) -> dict[str, Any]:
+    """Return the float32 tensors of a folder's safetensors as float64 arrays."""
     arrays = {}
-    with SafetensorsCheckpoint(description.path) as checkpoint:
+    with SafetensorsCheckpoint(folder) as checkpoint:
         for name, entry in checkpoint.tensors.items():
             data = bytearray(entry.num_bytes)
             checkpoint.file_of(name).read_into(name, memoryview(data))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from hardpoint_conformance.model_runner.adapters import AdapterTests
 from hardpoint_conformance.model_runner.batches import BatchTests
 from hardpoint_conformance.model_runner.draws import DrawTests
 from hardpoint_conformance.model_runner.features import FeatureTests
@@ -12,7 +13,9 @@ from hardpoint_conformance.model_runner.histories import HistoryTests
 from hardpoint_conformance.model_runner.scores import ScoreTests
 
 
-class ModelRunnerSuite(ForwardTests, BatchTests, HistoryTests, DrawTests, ScoreTests, FeatureTests):
+class ModelRunnerSuite(
+    ForwardTests, BatchTests, HistoryTests, DrawTests, ScoreTests, FeatureTests, AdapterTests
+):
     """Greedy ids and scores, batches, chunks, preemption, prefixes, draws, masks, extras."""
 
     contract: ClassVar[str] = "model runner"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hardpoint.adapters import LoRARequest
 
 
 class Oracle(ABC):
@@ -16,6 +19,13 @@ class Oracle(ABC):
     @abstractmethod
     def logits(self, tokens: Sequence[int]) -> Any:
         """Return the logits after each of ``tokens``: float64 numpy array, (tokens, vocabulary)."""
+
+    def adapted(self, adapter: LoRARequest) -> Oracle | None:
+        """Return what computes the same model with a LoRA adapter (``adapter.path`` is its folder,
+        in the layout of PEFT); None where there is nothing to compare with, which the certificate
+        then says.
+        """
+        return None
 
     def states(self, tokens: Sequence[int]) -> Any:
         """Return the final hidden states, after the last norm: float64 numpy array, (tokens, hidden

@@ -58,7 +58,8 @@ class Probe:
         """Return what computes the same model by other means. Default: None, for the kit's own
         reference (a Llama in numpy, float32).
 
-        The certificate says which one was used. Called in the test's process.
+        The certificate says which one was used. One of your own that has no ``adapted`` leaves LoRA
+        adapters uncompared, and the certificate says that, too. Called in the test's process.
         """
         return None
 

@@ -25,6 +25,8 @@ class PluginRun:
     overrides: set[str] = field(factory=set)
     oracle: str = ""
     """What outputs were compared with."""
+    believed: set[str] = field(factory=set)
+    """What could not be compared, in sentences."""
 
 
 @define(eq=False)
@@ -53,5 +55,6 @@ class Run:
         """Note a result."""
         mine = self.of(suite)
         mine.results.append(result)
+        mine.believed |= suite.subject.believed
         mine.oracle = suite.subject.oracle or mine.oracle
         mine.missing.discard((result.suite, result.test))

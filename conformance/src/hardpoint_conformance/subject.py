@@ -89,6 +89,8 @@ class Subject:
         """What the tests of a suite share; dropped after one that failed."""
         self.num_workers: int | None = None
         """With how many workers an executor is tested, once that is known."""
+        self.believed: set[str] = set()
+        """What could not be compared, in sentences."""
         self.oracle = ""
         """What outputs were compared with, once they were."""
 

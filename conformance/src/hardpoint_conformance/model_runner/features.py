@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from attrs import evolve
-from hardpoint.adapters import LoRARequest, PromptAdapterRequest
 from hardpoint.capabilities import Capability
 from hardpoint.errors import ConfigError, RemoteError
 from hardpoint.messages import Logprobs, ModelRunnerOutput, NewRequestData
@@ -21,7 +20,6 @@ from hardpoint_conformance.contract import expect, expect_equal
 from hardpoint_conformance.default_answer import ANSWER, DECIDED, TOLERANCE, installed_model
 from hardpoint_conformance.default_answer import PROMPT as DEFAULT_PROMPT
 from hardpoint_conformance.generation import Bench
-from hardpoint_conformance.kit_adapter import write_adapter
 from hardpoint_conformance.llama_oracle import LlamaOracle
 from hardpoint_conformance.model_runner.part import ModelRunnerPart
 from hardpoint_conformance.steps import GREEDY
@@ -32,11 +30,6 @@ PROMPT = (5, 9, 3, 77, 20, 21)
 
 class FeatureTests(ModelRunnerPart):
     """Each starts workers of its own where it needs another configuration."""
-
-    def _other(self, **overrides: object) -> Bench:
-        """Return a bench of its own, with other configuration."""
-        self.subject.release()  # two groups at once may be more than the device holds
-        return Bench(self.subject, self.subject.ready(None, **overrides))
 
     def test_records_of_others_pass_through(self) -> None:
         """``extra`` of a plugin that is not this one reaches the runner, and changes nothing."""
@@ -79,7 +72,7 @@ class FeatureTests(ModelRunnerPart):
             not_applicable("the default model is not installed")
         if not isinstance(self.bench.oracle, LlamaOracle):
             not_applicable("the platform's model is a rule of its own")
-        bench = self._other(model=str(model))
+        bench = self.other(model=str(model))
         count = next(n for n, each in enumerate(ANSWER) if each.gap < DECIDED)
         scored = self.supports(Capability.LOGPROBS)
         sampling = evolve(GREEDY, logprobs=1) if scored else GREEDY
@@ -104,7 +97,7 @@ class FeatureTests(ModelRunnerPart):
     @needs(Capability.LOGPROBS_MODES)
     def test_scores_of_processed_logits_show_what_can_be_chosen(self) -> None:
         """``logprobs_mode``: processed ones have minus infinity where nothing can be chosen."""
-        bench = self._other(logprobs_mode="processed_logprobs")
+        bench = self.other(logprobs_mode="processed_logprobs")
         allowed = (30, 31, 32)
         sampling = evolve(GREEDY, logprobs=3, allowed_token_ids=allowed)
         request = bench.steps.alone(PROMPT, 3, sampling)
@@ -122,7 +115,7 @@ class FeatureTests(ModelRunnerPart):
     @needs(Capability.ASYNC_SCHEDULING)
     def test_two_steps_in_flight_give_the_same_answer(self) -> None:
         """The second is planned before the first is known: the workers fill the token in."""
-        bench = self._other(async_scheduling=True)
+        bench = self.other(async_scheduling=True)
         request = bench.steps.add(PROMPT)
         bench.steps.run(1)
         futures: list[tuple[Any, Future[Any]]] = []
@@ -148,7 +141,7 @@ class FeatureTests(ModelRunnerPart):
     @needs(Capability.GRAPHS)
     def test_graphs_change_no_answer(self) -> None:
         """Recorded and replayed, padded as the platform likes."""
-        bench = self._other(graph_mode="full_decode_only", graph_sizes=(1, 2, 4))
+        bench = self.other(graph_mode="full_decode_only", graph_sizes=(1, 2, 4))
         requests = [bench.steps.add(prompt) for prompt in bench.prompts(bench.most_seqs, seed=8)]
         bench.steps.run(8)
         for request in requests:
@@ -157,7 +150,7 @@ class FeatureTests(ModelRunnerPart):
     @needs(Capability.SPECULATIVE)
     def test_drafts_change_no_answer(self) -> None:
         """Right drafts are taken, wrong ones are rolled back."""
-        bench = self._other(num_speculative_tokens=2)
+        bench = self.other(num_speculative_tokens=2)
         for wrong in (False, True):
             request = bench.steps.add(PROMPT)
             bench.steps.run(1)
@@ -170,65 +163,10 @@ class FeatureTests(ModelRunnerPart):
             bench.check_greedy(request, f"with {'wrong' if wrong else 'right'} drafts")
             bench.steps.finish(request)
 
-    @needs(Capability.LORA)
-    def test_an_adapter_is_of_the_requests_that_name_it(self) -> None:
-        """Beside each other: the plain answer stays, and the adapter's own differs."""
-        bench = self._other(max_loras=2)
-        adapters = []
-        for number in (1, 2):
-            folder = write_adapter(
-                self.subject.scratch(f"adapter-{number}"), bench.description, number
-            )
-            adapters.append(
-                LoRARequest(id=number, name=f"a{number}", path=str(folder), digest=str(number))
-            )
-            bench.executor.add_lora(adapters[-1])
-        alone = [bench.steps.alone(PROMPT, 8, lora=adapter).output for adapter in adapters]
-        plain = bench.steps.add(PROMPT)
-        tuned = [bench.steps.add(PROMPT, lora=adapter) for adapter in adapters]
-        bench.steps.run(8)
-        bench.check_greedy(plain, "a request without an adapter beside some with")
-        expect(
-            [each.output for each in tuned] == alone and alone[0] != alone[1]
-            and plain.output not in alone,
-            "an adapter changes the requests that name it, and those alone",
-            seen=f"plain {plain.output}; with adapters alone {alone}, together "
-            f"{[each.output for each in tuned]}",
-            where=Worker.add_lora, do="Give each row of a batch its own adapter's index.",
-        )  # fmt: skip
-        expect_equal(
-            bench.executor.list_loras(), frozenset({1, 2}), "list_loras has what was added",
-            where=Worker.list_loras, do="Return the ids of the loaded adapters.",
-        )  # fmt: skip
-        expect_equal(
-            [bench.executor.remove_lora(number) for number in (1, 1, 99)], [True, False, False],
-            "remove_lora says whether there was such an adapter", where=Worker.remove_lora,
-            do="Return False for an id that is not loaded.",
-        )  # fmt: skip
-
-    @needs(Capability.PROMPT_ADAPTERS)
-    def test_a_soft_prompt_is_of_the_requests_that_name_it(self) -> None:
-        """It takes the place of the first positions."""
-        bench = self._other(max_prompt_adapters=1)
-        adapter = PromptAdapterRequest(
-            id=1, name="soft", path=str(self.subject.scratch("soft")), num_virtual_tokens=2
-        )
-        bench.executor.add_prompt_adapter(adapter)
-        soft = bench.steps.alone(PROMPT, 6, prompt_adapter=adapter).output
-        again = bench.steps.alone((7, 7, *PROMPT[2:]), 6, prompt_adapter=adapter).output
-        plain = bench.steps.alone(PROMPT, 6)
-        bench.check_greedy(plain, "a request without a soft prompt after one with")
-        expect(
-            soft == again and soft != plain.output,
-            "a soft prompt takes the place of its first positions, of those who name it",
-            seen=f"with it {soft} and {again}, without {plain.output}",
-            where=Worker.add_prompt_adapter, do="Replace the embeddings of the first positions.",
-        )  # fmt: skip
-
     @needs(Capability.LOGITS_PROCESSORS)
     def test_a_processor_changes_the_logits_before_the_choice(self) -> None:
         """Named by the configuration, built in the worker."""
-        bench = self._other(logits_processors=("hardpoint_conformance.processors:EvenOnly",))
+        bench = self.other(logits_processors=("hardpoint_conformance.processors:EvenOnly",))
         output = bench.steps.alone(PROMPT, 8).output
         expect(
             all(token % 2 == 0 for token in output),
@@ -305,7 +243,7 @@ class FeatureTests(ModelRunnerPart):
             where=Worker.save_sharded_state, do="Report names, sizes and digests of the files.",
         )  # fmt: skip
         if self.subject.probe.loads_shards:
-            other = self._other(model=str(folder), load_format="sharded_state")
+            other = self.other(model=str(folder), load_format="sharded_state")
             expect_equal(
                 other.steps.alone(PROMPT, 6).output, wanted, "saved shards load as the same model",
                 where=Worker.save_sharded_state, do="Save what is loaded, under the same names.",

@@ -23,3 +23,8 @@ class ModelRunnerPart(Suite):
     def supports(self, capability: Capability) -> bool:
         """Whether the platform says yes."""
         return self.subject.support(capability) is YES
+
+    def other(self, **overrides: object) -> Bench:
+        """Return a bench of its own, with other configuration."""
+        self.subject.release()  # two groups at once may be more than the device holds
+        return Bench(self.subject, self.subject.ready(None, **overrides))
