@@ -57,7 +57,7 @@ class WorkerHandle:
     """
 
     fds: tuple[int, ...]
-    data: Mapping[str, Any] = field(factory=dict)
+    data: Mapping[str, Any] = field(factory=dict, repr=False)  # it may hold a key
 
 
 class DriverEnd(ABC):
@@ -191,6 +191,10 @@ def attach(handle: WorkerHandle, rank: int, *, codec: Codec | None = None) -> Wo
         from hardpoint.rpc.zeromq.worker_end import ZmqWorkerEnd
 
         return ZmqWorkerEnd(handle, rank, chosen)
+    if kind == "network":
+        from hardpoint.rpc.network.ends import NetworkWorkerEnd
+
+        return NetworkWorkerEnd(handle, rank, chosen)
     raise _unknown(kind)
 
 

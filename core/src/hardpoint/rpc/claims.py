@@ -85,6 +85,31 @@ class CallerClaims:
             self._memory.close()
 
 
+class Unclaimed(CallerClaims):
+    """The driver's side where some worker shares no memory with it: a call that was sent is begun,
+    and nothing is taken back.
+    """
+
+    def __init__(self) -> None:
+        """Hold nothing."""
+
+    @property
+    def fd(self) -> int:
+        """No descriptor: -1."""
+        return -1
+
+    def take_back(self, call_id: int) -> bool:
+        """Return False."""
+        return False
+
+    def begun(self, call_id: int) -> bool:
+        """Return True."""
+        return True
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class ClaimedFuture(Future[Any]):
     """The future of a call whose workers do not ask before they begin it. ``begin()`` marks it as
     running.

@@ -6,9 +6,36 @@ import os
 import socket
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
+
+from hardpoint.rpc.zeromq.frames import LARGEST
+
+LINGER_MS = 200
+
+
+class Listening(Protocol):
+    """A ROUTER socket that workers can connect to, and how they do. ``fd`` is the descriptor that
+    they inherit for that, or -1; ``largest`` is the bytes of a message that is accepted.
+    """
+
+    kind: str
+    socket: zmq.Socket[bytes]
+    fd: int
+    largest: int
+
+    def data(self, rank: int) -> dict[str, Any]:
+        """Return what worker ``rank`` needs besides the descriptor."""
+
+    def admits(self, name: zmq.Frame, rank: int) -> bool:
+        """Whether what came under the name of ``rank`` came from there."""
+
+    def hide(self) -> None:
+        """Let nobody else connect: all are here. Idempotent."""
+
+    def close(self) -> None:
+        """Give everything back, after what was sent last had a moment. Idempotent."""
 
 
 class Address:
@@ -18,22 +45,35 @@ class Address:
     inherit. Elsewhere it keeps a name in a folder of this user alone until :meth:`hide`.
     """
 
-    def __init__(self, router: zmq.Socket[bytes]) -> None:
+    kind = "zmq"
+    largest = LARGEST
+
+    def __init__(self) -> None:
         self.fd = -1
+        self._context = zmq.Context()
+        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
+        self.socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the driver's end
+        self.socket.setsockopt(zmq.LINGER, LINGER_MS)
         self._folder = Path(tempfile.mkdtemp(prefix="hardpoint-"))  # mode 0700
         self._path = self._folder / "calls"
         try:
             if hasattr(os, "O_PATH"):
-                self._listen_unnamed(router)
+                self._listen_unnamed(self.socket)
             else:
-                router.bind(f"ipc://{self._path}")
+                self.socket.bind(f"ipc://{self._path}")
         except BaseException:
-            self.hide()
+            self.close()
             raise
 
-    def data(self) -> dict[str, Any]:
+    def data(self, rank: int) -> dict[str, Any]:
         """Return what a worker needs besides the descriptor, if there is one."""
         return {} if self.fd >= 0 else {"path": str(self._path)}
+
+    def admits(self, name: zmq.Frame, rank: int) -> bool:
+        """Return True: a name is known to its owner alone."""
+        return True
 
     def hide(self) -> None:
         """Remove the name: who is to connect has done so. Idempotent."""
@@ -42,11 +82,13 @@ class Address:
             self._folder.rmdir()
 
     def close(self) -> None:
-        """Give the descriptor and the name back. Idempotent."""
+        """Give socket, descriptor and name back. Idempotent."""
+        self.socket.close()
         self.hide()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+        self._context.term()
 
     def _listen_unnamed(self, router: zmq.Socket[bytes]) -> None:
         listener = socket.socket(socket.AF_UNIX)

@@ -6,12 +6,13 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from math import ceil
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import ceil, inf
 
 import zmq
 
-from hardpoint.errors import CallTimeoutError
+from hardpoint.errors import CallTimeoutError, EncodingError
 from hardpoint.rpc.calls import Call
 from hardpoint.rpc.channel import (
     CALLER,
@@ -22,14 +23,13 @@ from hardpoint.rpc.channel import (
     DriverEnd,
     WorkerHandle,
 )
-from hardpoint.rpc.encoding import Codec, received
-from hardpoint.rpc.zeromq.address import Address
+from hardpoint.rpc.encoding import Buffer, Codec, received
+from hardpoint.rpc.zeromq.address import Address, Listening
 from hardpoint.rpc.zeromq.frames import (
     CALL,
     CLOSE,
     FAILURE,
     HELLO,
-    LARGEST,
     NOTHING,
     VALUE,
     Header,
@@ -41,16 +41,27 @@ MOST_UNANSWERED = 512
 """Calls that a worker may not have answered yet; a further one waits."""
 _LOOK_S = 0.005
 _SAFETY_S = 1.0
-_LINGER_MS = 200
 
 
 class ZmqDriverEnd(DriverEnd):
     """One ROUTER socket to which every worker connects, each under a name that only it was told.
 
     Nothing that comes under another name is looked at. All use of the socket is under one lock.
+    ``listening`` is where they connect, a Unix socket if not given; it is closed with this end.
+    ``most_bytes`` may be sent and not answered yet; a further call waits. ``lock`` is the
+    socket's, where others use it too.
     """
 
-    def __init__(self, world_size: int, spin_s: float, codec: Codec) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        spin_s: float,
+        codec: Codec,
+        listening: Listening | None = None,
+        *,
+        most_bytes: float = inf,
+        lock: threading.Lock | None = None,
+    ) -> None:
         self.spin_s = spin_s
         self.refused = 0
         """Messages from strangers, or not of this channel's form."""
@@ -62,61 +73,75 @@ class ZmqDriverEnd(DriverEnd):
         self._here: set[int] = set()
         self._sent = 0
         self._answered = [0] * world_size
+        self._sizes: deque[tuple[int, int]] = deque()
+        self._bytes, self._most_bytes = 0, most_bytes
         self._inbox: deque[tuple[int, Header, list[memoryview]]] = deque()
         self._hasty = False
-        self._lock = threading.Lock()
+        self._lock = threading.Lock() if lock is None else lock
         self._sending = threading.Lock()
         self._closed = False
         self._armed = NOBODY
         self._blind = False  # the thread sleeps without looking at the socket
         self._wakers = {CALLER: Waker(), THREAD: Waker()}
-        self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by MOST_UNANSWERED
-        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        try:
-            self._address = Address(self._socket)
-        except BaseException:
-            self._socket.close(0)
-            self._context.term()
-            raise
+        self._listening = Address() if listening is None else listening
+        self._socket = self._listening.socket
 
     def worker_handle(self, rank: int) -> WorkerHandle:
         """Return what worker ``rank`` attaches with: a descriptor, if there is one, and its name,
         which is secret.
         """
-        fds = () if self._address.fd < 0 else (self._address.fd,)
-        data = {"kind": "zmq", "name": self._names[rank].hex(), **self._address.data()}
+        of = self._listening
+        fds = () if of.fd < 0 else (of.fd,)
+        data = {"kind": of.kind, "name": self._names[rank].hex(), **of.data(rank)}
         return WorkerHandle(fds=fds, data=data)
 
     def send(self, call: Call) -> None:
         """Send the call to each worker; its buffers are copied once."""
+        self.reserve(call)()
+
+    def reserve(self, call: Call) -> Callable[[], None]:
+        """Encode the call and wait, until its deadline, for every worker to have room for it;
+        return what sends it. Raises as :meth:`send`.
+        """
         data, buffers = self._codec.encode_call(call)
-        rank = -1 if call.reply_rank is None else call.reply_rank
-        frames = [zmq.Frame(call.name.encode()), zmq.Frame(data), *map(_copied, buffers)]
+        copies = [bytes(buffer) for buffer in buffers]  # its owner may change it afterwards
+        size = len(data) + sum(map(len, copies))
+        self._fit(call, max(map(len, (data, *copies))))
         deadline = call.deadline
         wait = -1 if deadline is None else max(0.0, deadline - time.monotonic())
         if not self._sending.acquire(timeout=wait):
             raise _late(call)
         try:
-            while not self._room():
+            while not self._room(size):
                 if deadline is not None and time.monotonic() >= deadline:
                     raise _late(call)
                 time.sleep(_LOOK_S)
+        finally:
+            self._sending.release()
+        return partial(self._send, call, [call.name.encode(), data, *copies], size)
+
+    def _fit(self, call: Call, longest: int) -> None:
+        if longest > self._listening.largest:
+            raise EncodingError(
+                f"{call.name!r} carries {longest} bytes in one piece; this channel takes "
+                f"{self._listening.largest}"
+            )
+
+    def _send(self, call: Call, pieces: Sequence[Buffer], size: int) -> None:
+        frames = [zmq.Frame(piece) for piece in pieces]
+        rank = -1 if call.reply_rank is None else call.reply_rank
+        with self._lock:
+            self._require_open()
             self._sent += 1
+            self._sizes.append((self._sent, size))
+            self._bytes += size
             header = Header(
                 CALL, self._sent, call.call_id, call.generation, rank, call.queued
             ).pack()
-            with self._lock:
-                self._require_open()
-                for name in self._names:
-                    self._put([zmq.Frame(name), zmq.Frame(header), *frames])
-                if self._armed and self._readable():
-                    self.wake(self._armed)  # sending may have used up the descriptor's signal
-        finally:
-            self._sending.release()
+            for name in self._names:
+                self._put([zmq.Frame(name), zmq.Frame(header), *frames])
+            if self._armed and self._readable():
+                self.wake(self._armed)  # sending may have used up the descriptor's signal
 
     def collect(self, deliver: Deliver) -> None:
         """Deliver what has come."""
@@ -162,6 +187,20 @@ class ZmqDriverEnd(DriverEnd):
         self._blind = False
         waker.clear()
 
+    def await_reply(self, waker: Waker, timeout: float | None) -> None:
+        """Wait until a message comes, or ``waker`` is woken; with no ``timeout``, for the latter
+        alone. For a thread beside those that sleep here. May return early.
+        """
+        poller = zmq.Poller()
+        poller.register(waker.fd, zmq.POLLIN)
+        if timeout is not None:
+            with self._lock:
+                if self._closed or self._inbox or self._readable():
+                    return
+                poller.register(self._socket.getsockopt(zmq.FD), zmq.POLLIN)
+        poller.poll(None if timeout is None else ceil(timeout * 1000))
+        waker.clear()
+
     def wake(self, who: int) -> None:
         """Wake who sleeps."""
         self._wakers[who].wake()
@@ -179,25 +218,28 @@ class ZmqDriverEnd(DriverEnd):
             header = Header(CLOSE).pack()
             for rank in sorted(self._here):
                 self._put([zmq.Frame(self._names[rank]), zmq.Frame(header)])
-            self._socket.close()
-        self._address.close()
-        self._context.term()
+        self._listening.close()
         for waker in self._wakers.values():
             waker.close()
 
-    def _room(self) -> bool:
+    def _room(self, size: int) -> bool:
         """Whether every worker has connected and keeps up."""
         with self._lock:
             self._require_open()
             self._read()
             if self._inbox and self._armed:
                 self.wake(self._armed)
-            unanswered = self._sent - min(self._answered)
-        if len(self._here) < self._world_size or unanswered >= MOST_UNANSWERED:
+            answered = min(self._answered)
+            while self._sizes and self._sizes[0][0] <= answered:
+                self._bytes -= self._sizes.popleft()[1]
+            full = self._sent - answered >= MOST_UNANSWERED or (
+                self._bytes and self._bytes + size > self._most_bytes
+            )
+        if full or len(self._here) < self._world_size:
             if self._hasty:
                 raise ChannelClosedError("a message has no room, and the workers are given up")
             return False
-        self._address.hide()
+        self._listening.hide()
         return True
 
     def _readable(self) -> bool:
@@ -209,7 +251,7 @@ class ZmqDriverEnd(DriverEnd):
             name, *frames = self._socket.recv_multipart(copy=False)
             rank = self._ranks.get(name.bytes)
             header = Header.read(frames[0].buffer) if frames else None
-            if rank is None or header is None:
+            if rank is None or header is None or not self._listening.admits(name, rank):
                 self.refused += 1
             elif header.kind == HELLO:
                 self._here.add(rank)
@@ -228,11 +270,6 @@ class ZmqDriverEnd(DriverEnd):
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError:
             return  # this worker is gone; its death is told by who watches it
-
-
-def _copied(buffer: memoryview) -> zmq.Frame:
-    """Copy a buffer once, for all workers: its owner may change it when the call is sent."""
-    return zmq.Frame(bytes(buffer))
 
 
 def _late(call: Call) -> CallTimeoutError:

@@ -14,7 +14,7 @@ from hardpoint.rpc.channel import ChannelClosedError, WorkerEnd, WorkerHandle
 from hardpoint.rpc.codec import Encoded
 from hardpoint.rpc.encoding import Codec, encoded_value
 from hardpoint.rpc.failures import RemoteFailure
-from hardpoint.rpc.zeromq.address import connected
+from hardpoint.rpc.zeromq.address import LINGER_MS, connected
 from hardpoint.rpc.zeromq.frames import (
     CALL,
     CLOSE,
@@ -26,8 +26,6 @@ from hardpoint.rpc.zeromq.frames import (
     Header,
     call_of,
 )
-
-_LINGER_MS = 200
 
 
 class ZmqWorkerEnd(WorkerEnd):
@@ -44,9 +42,22 @@ class ZmqWorkerEnd(WorkerEnd):
         self._socket.setsockopt(zmq.ROUTING_ID, bytes.fromhex(handle.data["name"]))
         self._socket.setsockopt(zmq.MAXMSGSIZE, LARGEST)
         self._socket.setsockopt(zmq.RCVHWM, 0)  # bounded by the driver
-        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        connected(self._socket, handle.fds, handle.data.get("path"))
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._connect(handle)
         self._socket.send(Header(HELLO).pack())
+
+    def _connect(self, handle: WorkerHandle) -> None:
+        connected(self._socket, handle.fds, handle.data.get("path"))
+
+    def _disconnect(self) -> None:
+        """Give back what :meth:`_connect` made."""
+
+    def _comes(self, seconds: float | None) -> bool:
+        """Wait for a message."""
+        return bool(self._socket.poll(None if seconds is None else ceil(seconds * 1000)))
+
+    def _fits(self, reply: Reply, encoded: Encoded | None) -> None:
+        """Raise EncodingError for a value that the driver would not take."""
 
     def receive(self, timeout: float | None = None) -> PackedCall | None:
         """Return the next call, or None after ``timeout`` seconds."""
@@ -55,7 +66,7 @@ class ZmqWorkerEnd(WorkerEnd):
             if self._closed:
                 raise ChannelClosedError("this end of the channel was closed")
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._socket.poll(None if left is None else ceil(left * 1000)):
+            if not self._comes(left):
                 return None
             first, *rest = self._socket.recv_multipart(copy=False)
             header = Header.read(first.buffer)
@@ -75,6 +86,7 @@ class ZmqWorkerEnd(WorkerEnd):
         if failure is None:
             try:
                 encoded = encoded_value(self._codec, reply)
+                self._fits(reply, encoded)
                 kind = NOTHING if encoded is None else VALUE
             except EncodingError as error:
                 failure = RemoteFailure.of(error, encode=self._codec.encode_exception)
@@ -88,6 +100,7 @@ class ZmqWorkerEnd(WorkerEnd):
         if self._closed:
             return
         self._closed = True
+        self._disconnect()
         self._socket.close()
         self._context.term()
         for fd in self._fds:
