@@ -17,7 +17,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from attrs import field, frozen
@@ -62,6 +62,8 @@ class Meeting:
     cancelled: Callable[[], bool] = field(default=lambda: False, eq=False, repr=False)
     ended: threading.Event = field(factory=threading.Event, eq=False, repr=False)
     spin: float = 200e-6
+    shared: dict[str, Any] = field(factory=dict, eq=False, repr=False)
+    """What the groups of this rank have in common, by name."""
 
 
 class Pending(ABC):

@@ -205,12 +205,14 @@ class _Works(Pending):
             work.wait()
 
 
-def gloo(store: Any, index: int, size: int, timeout: float) -> Any:
-    """Make a process group of gloo that listens on the loopback address only."""
+def gloo(store: Any, index: int, size: int, timeout: float, host: str = "127.0.0.1") -> Any:
+    """Make a process group of gloo that listens at the address ``host`` only: the loopback's, for
+    one host.
+    """
     kind = distributed.ProcessGroupGloo
     options = kind._Options()  # noqa: SLF001 - the only way to a group of one's own
     options._timeout = timedelta(seconds=timeout)  # noqa: SLF001
-    options._devices = [kind.create_device(hostname="127.0.0.1")]  # noqa: SLF001
+    options._devices = [kind.create_device(hostname=host)]  # noqa: SLF001
     options._threads = 1  # noqa: SLF001
     return kind(store, index, size, options)
 
