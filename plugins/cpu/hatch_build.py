@@ -28,11 +28,21 @@ FLAGS = (
 )  # fmt: skip
 LEVELS = {
     "portable": (),
-    "avx2": ("-mavx2", "-mfma"),
-    "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "avx512": (
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512vl",
+        "-mavx512dq",
+        "-mavx512vnni",
+        "-mfma",
+        "-mf16c",
+    ),
 }
 """The flags of each level; all but the first are of x86 processors."""
-PLAIN = ("team.cpp", "program.cpp", "packing.cpp", "testing.cpp")
+PLAIN = (
+    "team.cpp", "program.cpp", "execution.cpp", "experts.cpp", "packing.cpp", "testing.cpp",
+)  # fmt: skip
 
 
 class CannotBuildError(Exception):

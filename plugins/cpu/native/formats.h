@@ -78,6 +78,16 @@ inline int64_t activation_group(int32_t type) {
     return type == W8A8 ? 64 : type >= W4A8 && type < TYPES ? 32 : 0;
 }
 
+// Columns whose sum is kept beside them.
+inline int64_t sum_group(int32_t type) { return type == Q6_K ? 16 : activation_group(type); }
+
+// Bytes of a row of int8 activations.
+inline int64_t activation_bytes(int32_t type, int64_t cols) {
+    const int64_t group = activation_group(type);
+    const int64_t groups = (cols + group - 1) / group;
+    return (groups * (group + 4 + 4 * (group / sum_group(type))) + 63) / 64 * 64;
+}
+
 }  // namespace hardpoint
 
 #pragma GCC visibility push(default)

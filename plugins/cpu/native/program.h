@@ -12,14 +12,21 @@
 extern "C" {
 
 enum hp_kind : int32_t {
-    HP_EMBED = 0,   // out = rows of `weight` by the step's token ids, times `scale`
-    HP_NORM = 1,    // out = in / rms(in) * weight
-    HP_LINEAR = 2,  // out = in . weight + bias
-    HP_ADD = 3,     // out += in . weight + bias
-    HP_GATED = 4,   // out = silu(in . first half of weight) * (in . second half)
-    HP_ROTATE = 5,  // in = queries, keys and values: normed, turned, written to the caches
-    HP_ATTEND = 6,  // out = attention of the queries in `in` over the caches
-    HP_GATHER = 7,  // out = rows of `in` that the step wants
+    HP_EMBED = 0,    // out = rows of `weight` by the step's token ids, times `scale`
+    HP_NORM = 1,     // out = in / rms(in) * weight
+    HP_LINEAR = 2,   // out = in . weight + bias, capped
+    HP_ADD = 3,      // out += in . weight + bias
+    HP_GATED = 4,    // out = activation(in . first half of weight) * (in . second half)
+    HP_ROTATE = 5,   // in = queries, keys and values: normed, turned, written to the caches
+    HP_ATTEND = 6,   // out = attention of the queries in `in` over the caches
+    HP_GATHER = 7,   // out = rows of `in` that the step wants
+    HP_ADD_NORM = 8,     // out += in / rms(in) * weight
+    HP_LAYER_NORM = 9,   // out = (in - mean) / deviation * weight + bias
+    HP_ACTIVATE = 10,    // out = activation(first `columns` of in) * the next `columns`
+    HP_ROUTE = 11,       // out = the `per_token` greatest of in's `columns`: places, then shares
+    HP_EXPERTS = 12,     // out += of each expert chosen in `second`, its share of what it makes of in:
+                         // `weight` has the gates and ups of each of `columns`, `other` the downs
+    HP_SIGMOID_ADD = 13,  // out += in * sigmoid(the first column of `second`), `columns` of them
 };
 
 struct hp_op {
@@ -36,9 +43,9 @@ struct hp_op {
     const float* sin;
     int64_t window;        // 0: all
     int64_t in_column, out_column;  // the first column that is read, and written
-    int64_t columns;       // of ACTIVATE's result; of EXPERTS, how many there are
+    int64_t columns;       // of ACTIVATE's and SIGMOID_ADD's result; how many experts
     int32_t vector_type;   // of bias and norms of queries and keys: float32 or bfloat16
-    int32_t activation;    // 0: silu, 1: gelu by tanh, 2: gelu
+    int32_t activation;    // 0: silu, 1: gelu by tanh
     int32_t turned;        // columns of each head that rotary positions turn; 0: all
     int32_t second;        // a second buffer that is read
     int32_t per_token, normalised;  // of ROUTE and EXPERTS
@@ -69,7 +76,8 @@ struct hp_step {
 // Bits of the levels that are compiled here and that this processor has.
 int32_t hp_levels();
 int32_t hp_abi();
-// Null for a level that is not there, or without memory.
+// Null for a level that is not there, for operations that read or write beside their buffers, or
+// without memory.
 void* hp_program_new(int32_t level, int32_t threads, const hp_op* ops, int64_t count,
                      const hp_shape* shape);
 void hp_program_free(void* program);
@@ -78,6 +86,8 @@ int32_t hp_program_run(void* program, const hp_step* step, int64_t first, int64_
 // best[i]: the place of the greatest of logits [rows, count], -1 where there is none.
 void hp_program_best(void* program, const float* logits, int64_t rows, int64_t count,
                      int64_t* best);
+// A buffer, [most_tokens, its columns]; null if there is none. Good until the next run.
+float* hp_program_buffer(void* program, int64_t index);
 
 }
 #pragma GCC visibility pop

@@ -8,7 +8,11 @@
 
 #include "numbers.h"
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__) || defined(MIRROR)  // MIRROR: the widest level's code without its words
 #define LANES 16
 #elif defined(__AVX2__)
 #define LANES 8
@@ -22,9 +26,9 @@ typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
 typedef float Four __attribute__((vector_size(16)));
 typedef float Eight __attribute__((vector_size(32)));
-typedef int32_t Mask4 __attribute__((vector_size(16)));
 
 inline Vec load(const float* from) {
     Vec out;
@@ -37,6 +41,11 @@ inline Vec load(const uint16_t* from) {
     Words words = __builtin_convertvector(halves, Words) << 16;
     return (Vec)words;
 }
+inline Vec load(const int8_t* from) {
+    Bytes bytes;
+    memcpy(&bytes, from, sizeof bytes);
+    return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Vec);
+}
 template <class T>
 inline Vec load_part(const T* from, int64_t count) {  // the rest is zero
     T padded[LANES] = {};
@@ -44,7 +53,10 @@ inline Vec load_part(const T* from, int64_t count) {  // the rest is zero
     return load(padded);
 }
 inline void save(float* to, Vec x) { memcpy(to, &x, sizeof x); }
+inline void save_part(float* to, Vec x, int64_t count) { memcpy(to, &x, size_t(count) * 4); }
 inline Vec all(float x) { return x - Vec{}; }
+inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }  // b, where one is NaN
+inline Vec size_of(Vec x) { return (Vec)((Words)x & 0x7fffffffu); }
 
 inline Four fold(Vec x) {  // the halves of a register added up until four lanes are left
 #if LANES == 16
@@ -70,9 +82,9 @@ inline float sum(Vec x) {
 }
 inline Four sums(Vec a, Vec b, Vec c, Vec d) {  // of each, in the very order of `sum`
     Four w = fold(a), x = fold(b), y = fold(c), z = fold(d);
-    Four s = __builtin_shuffle(w, x, Mask4{0, 4, 1, 5}) + __builtin_shuffle(w, x, Mask4{2, 6, 3, 7});
-    Four t = __builtin_shuffle(y, z, Mask4{0, 4, 1, 5}) + __builtin_shuffle(y, z, Mask4{2, 6, 3, 7});
-    return __builtin_shuffle(s, t, Mask4{0, 1, 4, 5}) + __builtin_shuffle(s, t, Mask4{2, 3, 6, 7});
+    Four s = __builtin_shufflevector(w, x, 0, 4, 1, 5) + __builtin_shufflevector(w, x, 2, 6, 3, 7);
+    Four t = __builtin_shufflevector(y, z, 0, 4, 1, 5) + __builtin_shufflevector(y, z, 2, 6, 3, 7);
+    return __builtin_shufflevector(s, t, 0, 1, 4, 5) + __builtin_shufflevector(s, t, 2, 3, 6, 7);
 }
 
 // e ** x to about two units in the last place (Cephes, expf); 0 below -87, a NaN stays one.
@@ -93,6 +105,17 @@ inline Vec exponential(Vec x) {
     Words scale = ((Words)shifted - (Words)shift + 127u) << 23;
     p = p * (Vec)scale;
     return x < least ? Vec{} : p;
+}
+
+inline float exponential(float x) { return exponential(all(x))[0]; }
+
+inline Vec tangent(Vec x) {  // hyperbolic
+    const Vec square = x * x;
+    Vec p = square * -0.05396825f + 0.13333333f;
+    p = p * square - 0.33333333f;
+    const Vec near = p * square * x + x;
+    const Vec far = 1.0f - 2.0f / (exponential(x + x) + 1.0f);
+    return size_of(x) < 0.2f ? near : far;
 }
 
 }  // namespace

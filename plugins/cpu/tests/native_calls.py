@@ -10,9 +10,12 @@ from pathlib import Path
 
 import numpy as np
 from attrs import define
-from hardpoint_cpu.native.library import FILE, FOLDER, LEVELS, Matrix
+from hardpoint_cpu.native.library import FILE, FOLDER, LEVELS, TYPES, Matrix
+from hardpoint_cpu.native.packing import unpack
 
 QUERY_TILE = 16
+GROUPS = {"w8a8": 64} | dict.fromkeys(("w4a8", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k"), 32)
+"""The columns that share a scale of int8 activations, of the types that are multiplied so."""
 LIBRARY = Path(os.environ.get("HARDPOINT_NATIVE_TESTED", FOLDER / FILE))
 """The library under test: the installed one, unless a test has built another."""
 
@@ -25,12 +28,16 @@ class Attention(ctypes.Structure):
         ("table", ctypes.c_void_p), ("block_size", ctypes.c_int64), ("kv_heads", ctypes.c_int64),
         ("kv_head", ctypes.c_int64), ("group", ctypes.c_int64), ("head", ctypes.c_int64),
         ("position", ctypes.c_int64), ("tokens", ctypes.c_int64), ("window", ctypes.c_int64),
-        ("scale", ctypes.c_float),
+        ("scale", ctypes.c_float), ("cap", ctypes.c_float),
     )  # fmt: skip
 
 
 class Vector(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("type", ctypes.c_int32))
+
+
+class Best(ctypes.Structure):
+    _fields_ = (("value", ctypes.c_float), ("place", ctypes.c_int64), ("wrong", ctypes.c_bool))
 
 
 def available_levels() -> tuple[str, ...]:
@@ -48,80 +55,163 @@ def widened(stored: np.ndarray) -> np.ndarray:
 
 
 def kind_of(array: np.ndarray) -> int:
-    return {np.dtype(np.float32): 0, np.dtype(np.uint16): 1}[array.dtype]
+    kinds = {np.dtype(np.float32): "f32", np.dtype(np.uint16): "bf16", np.dtype(np.int8): "int8"}
+    return TYPES[kinds[array.dtype]]
 
 
 def address(array: np.ndarray | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if array is None else array.ctypes.data)
 
 
+@define
+class Packed:
+    """A packed matrix."""
+
+    data: np.ndarray
+    kind: str
+    rows: int
+    cols: int
+
+    @property
+    def numbers(self) -> np.ndarray:
+        return unpack(self.data, self.kind, rows=self.rows, cols=self.cols)
+
+
 class Kernels:
     """The kernels of one level."""
 
-    def __init__(self, level: str) -> None:
-        self.library = ctypes.CDLL(str(LIBRARY))
-        self.library.hp_test_best.restype = ctypes.c_int64
+    def __init__(self, level: str, library: Path = LIBRARY) -> None:
+        self.library = ctypes.CDLL(str(library))
         self.library.hp_test_scratch.restype = ctypes.c_int64
+        self.library.hp_test_activation_bytes.restype = ctypes.c_int64
         self.level = ctypes.c_int32(LEVELS.index(level))
 
     def scratch(self, cols: int, group: int = 1, head: int = 1) -> np.ndarray:
         sizes = (ctypes.c_int64(each) for each in (cols, group, head))
         return np.full(self.library.hp_test_scratch(*sizes), np.nan, np.float32)
 
-    def matrix(self, array: np.ndarray) -> Matrix:
-        return Matrix(array.ctypes.data, *array.shape, kind_of(array))
+    def matrix(self, weight: np.ndarray | Packed) -> Matrix:
+        if isinstance(weight, Packed):
+            return Matrix(weight.data.ctypes.data, weight.rows, weight.cols, TYPES[weight.kind])
+        return Matrix(weight.ctypes.data, *weight.shape, kind_of(weight))
 
     def vector(self, array: np.ndarray | None) -> Vector:
         return Vector(None, 0) if array is None else Vector(array.ctypes.data, kind_of(array))
 
-    def linear(self, x, weight, bias=None, before=None) -> np.ndarray:
-        out = (
-            np.full((len(x), len(weight)), np.nan, np.float32) if before is None else before.copy()
-        )
-        scratch, w = self.scratch(weight.shape[1]), self.matrix(weight)
+    def activations(self, x: np.ndarray, kind: str) -> np.ndarray:
+        """``x`` as int8 for weights of ``kind``: bytes, a row each."""
+        number = ctypes.c_int32(TYPES[kind])
+        size = self.library.hp_test_activation_bytes(number, ctypes.c_int64(x.shape[1]))
+        out = np.empty((len(x), size), np.uint8)
+        for row, to in zip(x, out, strict=True):
+            self.library.hp_test_quantise(
+                self.level, number, address(row), ctypes.c_int64(len(row)), address(to)
+            )
+        return out
+
+    def _rows(self, x: np.ndarray, weight: np.ndarray | Packed) -> np.ndarray:
+        if isinstance(weight, Packed) and weight.kind in GROUPS:
+            return self.activations(x, weight.kind)
+        return x
+
+    def linear(self, x, weight, bias=None, before=None, cap: float = 0.0) -> np.ndarray:
+        w, rows = self.matrix(weight), self._rows(x, weight)
+        out = np.full((len(x), w.rows), np.nan, np.float32) if before is None else before.copy()
+        scratch = self.scratch(w.cols)
         self.library.hp_test_linear(
-            self.level, address(x), ctypes.c_int64(len(x)), ctypes.byref(w),
-            ctypes.byref(self.vector(bias)),
+            self.level, address(rows), ctypes.c_int64(rows.strides[0]), ctypes.c_int64(len(x)),
+            ctypes.byref(w), ctypes.byref(self.vector(bias)), ctypes.c_float(cap),
             ctypes.c_int32(before is not None), address(out), address(scratch),
         )  # fmt: skip
         return out
 
-    def gated(self, x, weight, bias=None) -> np.ndarray:
-        out = np.full((len(x), len(weight) // 2), np.nan, np.float32)
-        scratch, w = self.scratch(weight.shape[1]), self.matrix(weight)
+    def gated(self, x, weight, bias=None, activation: int = 0) -> np.ndarray:
+        w, rows = self.matrix(weight), self._rows(x, weight)
+        out = np.full((len(x), w.rows // 2), np.nan, np.float32)
+        scratch = self.scratch(w.cols)
         self.library.hp_test_gated(
-            self.level, address(x), ctypes.c_int64(len(x)), ctypes.byref(w),
-            ctypes.byref(self.vector(bias)),
+            self.level, address(rows), ctypes.c_int64(rows.strides[0]), ctypes.c_int64(len(x)),
+            ctypes.byref(w), ctypes.byref(self.vector(bias)), ctypes.c_int32(activation),
             address(out), address(scratch),
         )  # fmt: skip
         return out
 
-    def norm(self, x, weight, eps: float) -> np.ndarray:
-        out, w = np.empty_like(x), self.matrix(weight)
-        self.library.hp_test_norm(
-            self.level, address(x), ctypes.c_int64(len(x)), ctypes.byref(w), ctypes.c_float(eps),
+    def norm(self, x, weight, eps: float, before=None) -> np.ndarray:
+        out = np.full_like(x, np.nan) if before is None else before.copy()
+        for row, to in zip(x, out, strict=True):
+            self.library.hp_test_norm(
+                self.level, address(row), ctypes.byref(self.vector(weight)),
+                ctypes.c_int64(len(row)), ctypes.c_float(eps), ctypes.c_int32(before is not None),
+                address(to),
+            )  # fmt: skip
+        return out
+
+    def layer_norm(self, x, weight, bias, eps: float) -> np.ndarray:
+        out = np.full_like(x, np.nan)
+        for row, to in zip(x, out, strict=True):
+            self.library.hp_test_layer_norm(
+                self.level, address(row), ctypes.byref(self.vector(weight)),
+                ctypes.byref(self.vector(bias)), ctypes.c_int64(len(row)), ctypes.c_float(eps),
+                address(to),
+            )  # fmt: skip
+        return out
+
+    def embed(self, table, row: int, scale: float) -> np.ndarray:
+        matrix = self.matrix(table)
+        out = np.full(matrix.cols, np.nan, np.float32)
+        self.library.hp_test_embed(
+            self.level, ctypes.byref(matrix), ctypes.c_int64(row), ctypes.c_float(scale),
             address(out),
         )  # fmt: skip
         return out
 
     def rotate(self, x, cos, sin) -> np.ndarray:
         out = x.copy()
-        sizes = (ctypes.c_int64(each) for each in x.shape)
+        sizes = (ctypes.c_int64(each) for each in (*x.shape, 2 * len(cos)))
         self.library.hp_test_rotate(self.level, address(out), *sizes, address(cos), address(sin))
         return out
 
-    def store(self, x) -> np.ndarray:
-        out = np.empty(len(x), np.uint16)
+    def store(self, x, kind: str = "bf16") -> np.ndarray:
+        """``x`` [heads, head] as in a cache."""
+        heads, head = x.shape
+        out = (
+            np.zeros((heads, head + 4), np.int8) if kind == "int8" else np.zeros(x.shape, np.uint16)
+        )
+        sizes = (ctypes.c_int64(each) for each in x.shape)
         self.library.hp_test_store(
-            self.level, address(x), ctypes.c_int64(len(x)), address(out), ctypes.c_int32(1)
+            self.level, address(x), *sizes, address(out), ctypes.c_int32(TYPES[kind])
         )
         return out
 
+    def activate(self, x, activation: int) -> np.ndarray:
+        out = np.full(len(x) // 2, np.nan, np.float32)
+        self.library.hp_test_activate(
+            self.level, address(x), ctypes.c_int64(len(out)), ctypes.c_int32(activation),
+            address(out),
+        )  # fmt: skip
+        return out
+
+    def route(self, x, wanted: int, *, normalised: bool) -> tuple[list[int], np.ndarray]:
+        out = np.full(2 * wanted, np.nan, np.float32)
+        self.library.hp_test_route(
+            self.level, address(x), ctypes.c_int64(len(x)), ctypes.c_int64(wanted),
+            ctypes.c_int32(normalised), address(out),
+        )  # fmt: skip
+        return out[:wanted].astype(int).tolist(), out[wanted:]
+
     def best(self, x) -> int:
-        return self.library.hp_test_best(self.level, address(x), ctypes.c_int64(len(x)))
+        """The place of the greatest; -1 where one is NaN."""
+        found = Best(-np.inf, -1, False)
+        for start in range(0, len(x), 32):
+            part = x[start : start + 32].copy()
+            self.library.hp_test_rank(
+                self.level, address(part), ctypes.c_int64(len(part)), ctypes.c_int64(start),
+                ctypes.byref(found),
+            )  # fmt: skip
+        return -1 if found.wrong else found.place
 
     def attention_case(
-        self, draw, kind, *, head, group, block_size, position, tokens, window
+        self, draw, kind, *, head, group, block_size, position, tokens, window, cap=0.0
     ) -> AttentionCase:
         """A request of position + tokens tokens, in blocks out of order; all else is NaN."""
         kv_heads, end = 2, position + tokens
@@ -133,11 +223,23 @@ class Kernels:
         for _ in range(2):
             whole = np.full(shape, np.nan, np.float32)
             whole[slots] = draw.standard_normal((end, kv_heads, head))
+            if kind == "int8":
+                whole = np.stack([self.store(rows, "int8") for rows in whole])
             caches.append(as_bfloat16(whole) if kind == "bfloat16" else whole)
         return AttentionCase(
             self, draw.standard_normal((tokens, 2 * group * head)).astype(np.float32), *caches,
-            table, slots, block_size, group, head, position, window,
+            table, slots, block_size, group, head, position, window, cap,
         )  # fmt: skip
+
+
+def cached_numbers(stored: np.ndarray) -> np.ndarray:
+    """What a cache's bytes stand for, in float64."""
+    if stored.dtype == np.uint16:
+        return widened(stored).astype(np.float64)
+    if stored.dtype == np.int8:
+        scales = stored[..., -4:].copy().view(np.float32)
+        return stored[..., :-4] * scales.astype(np.float64)
+    return stored.astype(np.float64)
 
 
 @define
@@ -153,9 +255,12 @@ class AttentionCase:
     head: int
     position: int
     window: int
+    cap: float = 0.0
     scale: float = 0.3
 
-    def attended(self, first: int = 0, last: int | None = None) -> np.ndarray:
+    def attended(
+        self, first: int = 0, last: int | None = None, *, by_spans: bool = False
+    ) -> np.ndarray:
         """The outputs of the query tokens [first, last), both key heads."""
         query = self.query[first:last].copy()
         out = np.full_like(query, np.nan)
@@ -166,24 +271,30 @@ class AttentionCase:
                 query.ctypes.data + column, query.shape[1], out.ctypes.data + column, out.shape[1],
                 self.keys.ctypes.data, self.values.ctypes.data, kind_of(self.keys),
                 self.table.ctypes.data, self.block_size, 2, kv_head, self.group, self.head,
-                self.position + first, len(query), self.window, self.scale,
+                self.position + first, len(query), self.window, self.scale, self.cap,
             )  # fmt: skip
-            self.kernels.library.hp_test_attend(
-                self.kernels.level, ctypes.byref(work), address(scratch)
-            )
+            library, level = self.kernels.library, self.kernels.level
+            if by_spans:
+                spans = 1 + (self.position + len(self.query)) // 512
+                size = spans * len(query) * self.group * (self.head + 2)
+                parts = np.full(size, np.nan, np.float32)
+                library.hp_test_attend_by_spans(
+                    level, ctypes.byref(work), address(parts), address(scratch)
+                )
+            else:
+                library.hp_test_attend(level, ctypes.byref(work), address(scratch))
         return out
 
     def expected(self) -> np.ndarray:
-        keys, values = (
-            (widened(each) if each.dtype == np.uint16 else each)[self.slots].astype(np.float64)
-            for each in (self.keys, self.values)
-        )
+        keys, values = (cached_numbers(each[self.slots]) for each in (self.keys, self.values))
         out = []
         for token, row in enumerate(self.query.reshape(len(self.query), 2, self.group, self.head)):
             end = self.position + token + 1
             begin = max(0, end - self.window) if self.window else 0
             seen = slice(begin, end)
             scores = np.einsum("hgd,khd->hgk", row.astype(np.float64), keys[seen]) * self.scale
+            if self.cap:
+                scores = self.cap * np.tanh(scores / self.cap)
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             weights /= weights.sum(-1, keepdims=True)
             out.append(np.einsum("hgk,khd->hgd", weights, values[seen]).ravel())

@@ -95,9 +95,22 @@ def test_gates_far_from_zero_are_open_or_shut(kernels):
 def test_norm_divides_by_the_root_of_the_mean_square(kernels, draw, kind):
     for rows, size in [(1, 1), (3, 7), (2, 64), (5, 129)]:
         weight, numbers = matrix(draw, 1, size, kind)
-        x = draw.standard_normal((rows, size)).astype(np.float32) * 3
+        x, before = draw.standard_normal((2, rows, size)).astype(np.float32) * 3
         exact = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-5) * numbers
-        near(kernels.norm(x, weight, 1e-5), exact)
+        near(kernels.norm(x, weight[0], 1e-5), exact)
+        near(kernels.norm(x, weight[0], 1e-5, before), before + exact)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_layer_norm_takes_the_mean_off_first(kernels, draw, kind):
+    for rows, size in [(1, 2), (3, 7), (2, 64), (5, 129)]:
+        (weight, bias), (scale, shift) = matrix(draw, 2, size, kind)
+        x = draw.standard_normal((rows, size)).astype(np.float32) * 3 + 5
+        wide = x.astype(np.float64)
+        centred = wide - wide.mean(-1, keepdims=True)
+        exact = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale
+        near(kernels.layer_norm(x, weight, bias, 1e-5), exact + shift, 4)
+        near(kernels.layer_norm(x, weight, None, 1e-5), exact, 4)
 
 
 def test_rotate_turns_the_halves_of_each_head(kernels, draw):
@@ -110,18 +123,31 @@ def test_rotate_turns_the_halves_of_each_head(kernels, draw):
         near(kernels.rotate(x, cos, sin), exact)
 
 
+def test_rotate_leaves_the_rest_of_a_head_alone(kernels, draw):
+    x = draw.standard_normal((3, 40)).astype(np.float32)
+    angles = draw.standard_normal(12).astype(np.float32)
+    cos, sin = np.cos(angles), np.sin(angles)
+    a, b = x[:, :12], x[:, 12:24]
+    got = kernels.rotate(x, cos, sin)
+    near(got[:, :24], np.concatenate([a * cos - b * sin, b * cos + a * sin], 1))
+    assert np.array_equal(got[:, 24:], x[:, 24:])
+
+
 def test_numbers_are_stored_as_the_nearest_bfloat16(kernels, draw):
     import torch
 
     x = draw.standard_normal(1000).astype(np.float32)
     x[:6] = [np.nan, np.inf, -np.inf, 0.0, 1.00390625, 3e38]
     expected = torch.from_numpy(x).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
-    got = kernels.store(x)
+    got = kernels.store(x[None])[0]
     assert np.isnan(widened(got)[0])
     assert np.array_equal(got[1:], expected[1:])
 
 
-@pytest.mark.parametrize("kind", TYPES)
+CACHES = (*TYPES, "int8")
+
+
+@pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("window", [0, 5, 70])
 def test_attention_weighs_the_values_of_a_paged_cache(kernels, draw, kind, window):
     for head, group, block_size in [(64, 3, 16), (8, 1, 1), (24, 2, 4), (20, 5, 32)]:
@@ -133,7 +159,7 @@ def test_attention_weighs_the_values_of_a_paged_cache(kernels, draw, kind, windo
             near(case.attended(), case.expected(), 4)
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", CACHES)
 def test_a_token_attends_alike_in_every_chunk(kernels, draw, kind):
     for window in (0, 50):
         case = kernels.attention_case(
@@ -142,6 +168,32 @@ def test_a_token_attends_alike_in_every_chunk(kernels, draw, kind):
         whole = case.attended()
         for first, last in [(0, 1), (3, 4), (5, 12), (15, 16)]:
             assert np.array_equal(case.attended(first, last), whole[first:last])
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_many_keys_are_summed_span_by_span(kernels, draw, kind):
+    """Alike in one thread and shared out, in every chunk, and as if they were not."""
+    for window in (0, 300, 700):
+        case = kernels.attention_case(
+            draw, kind, head=12, group=2, block_size=16, position=1017, tokens=16, window=window
+        )
+        whole = case.attended()
+        near(whole, case.expected(), 4)
+        assert np.array_equal(case.attended(by_spans=True), whole)
+        for first, last in [(0, 1), (6, 7), (7, 8), (5, 12)]:
+            for by_spans in (False, True):
+                got = case.attended(first, last, by_spans=by_spans)
+                assert np.array_equal(got, whole[first:last])
+
+
+def test_scores_are_capped(kernels, draw):
+    for tokens, window in [(1, 0), (9, 0), (9, 30)]:
+        case = kernels.attention_case(
+            draw, "float32", head=24, group=2, block_size=4, position=90, tokens=tokens,
+            window=window, cap=2.5,
+        )  # fmt: skip
+        case.query *= 3
+        near(case.attended(), case.expected(), 4)
 
 
 def test_scores_far_below_zero_still_sum_to_one(kernels, draw):
@@ -164,15 +216,14 @@ def test_a_number_that_is_none_reaches_the_output(kernels, draw):
     weight = np.ones((6, 16), np.float32)
     assert np.isnan(kernels.linear(x, weight)).tolist() == [[False] * 6, [True] * 6]
     assert np.isnan(kernels.gated(x, weight)).tolist() == [[False] * 3, [True] * 3]
-    assert np.isnan(kernels.norm(x, weight[:1], 1e-5)[1]).all()
+    assert np.isnan(kernels.norm(x, weight[0], 1e-5)[1]).all()
 
 
 def test_the_best_is_the_first_of_the_greatest(kernels, draw):
     for size in (1, 7, 8, 97, 1000):
         x = draw.integers(-5, 5, size).astype(np.float32)
         assert kernels.best(x) == int(x.argmax())
-        for wrong in (np.nan, np.inf):
-            spoiled = x.copy()
-            spoiled[draw.integers(size)] = wrong
-            assert kernels.best(spoiled) == -1
+        spoiled = x.copy()
+        spoiled[draw.integers(size)] = np.nan
+        assert kernels.best(spoiled) == -1
     assert kernels.best(np.full(5, -np.inf, np.float32)) == -1

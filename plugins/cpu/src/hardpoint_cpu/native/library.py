@@ -207,6 +207,7 @@ def load(path: Path = FOLDER / FILE) -> ctypes.CDLL:
         ("hp_program_free", None, (pointer,)),
         ("hp_program_run", small, (pointer, pointer, number, number)),
         ("hp_program_best", None, (pointer, pointer, number, number, pointer)),
+        ("hp_program_buffer", pointer, (pointer, number)),
         ("hp_layout", small, ()),
         ("hp_pack_bytes", number, (small, number, number)),
         ("hp_pack", small, (small, small, pointer, number, number, number, number, pointer)),

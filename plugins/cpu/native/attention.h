@@ -1,0 +1,231 @@
+// Attention over a paged cache, some keys at a time, with a running softmax.
+#pragma once
+
+#include "kernels.h"
+#include "rows.h"
+
+namespace {
+
+// Add to M rows of sums, `head` numbers each, the values weighed by M rows of weights.
+template <int M, int N, class T>
+__attribute__((noinline)) void weigh(const float* weights, const T* const* values, int64_t keys,
+                                     int64_t from, int64_t count, float* out, int64_t head) {
+    Vec total[M][N];
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < N; j++) {
+            float* at = out + i * head + from + j * LANES;
+            total[i][j] = N == 1 ? load_part(at, count) : load(at);
+        }
+    for (int64_t key = 0; key < keys; key++) {
+        Vec value[N];
+#pragma GCC unroll 8
+        for (int j = 0; j < N; j++) {
+            const T* at = values[key] + from + j * LANES;
+            value[j] = N == 1 && count < LANES ? load_part(at, count) : load(at);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < M; i++) {
+            Vec weight = all(weights[i * hardpoint::KEY_TILE + key]);
+#pragma GCC unroll 8
+            for (int j = 0; j < N; j++) total[i][j] += weight * value[j];
+        }
+    }
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < N; j++)
+            memcpy(out + i * head + from + j * LANES, &total[i][j],
+                   N == 1 ? size_t(count) * 4 : sizeof(Vec));
+}
+
+template <int M, class T>
+void weigh_rows(const float* weights, const T* const* values, int64_t keys, float* out,
+                       int64_t head) {
+    int64_t from = 0;
+    for (; from + 4 * LANES <= head; from += 4 * LANES)
+        weigh<M, 4>(weights, values, keys, from, LANES, out, head);
+    for (; from < head; from += LANES)
+        weigh<M, 1>(weights, values, keys, from, least(LANES, head - from), out, head);
+}
+
+struct Softmax {  // of one row, so far
+    float greatest, total;
+};
+
+// Turn a row of scores into weights; bring what was summed before to the new greatest score. Where
+// no key was seen yet there is none, and all weights are zero.
+inline void soften(float* scores, Softmax& state, float* out, int64_t head) {
+    const float nothing = -__builtin_inff();
+    Vec top = load(scores);
+    for (int64_t k = LANES; k < hardpoint::KEY_TILE; k += LANES) {
+        Vec next = load(scores + k);
+        top = next > top ? next : top;
+    }
+    float greatest = state.greatest;
+    for (int lane = 0; lane < LANES; lane++) greatest = top[lane] > greatest ? top[lane] : greatest;
+    const float shift = greatest == nothing ? 0.0f : greatest;
+    Vec total = {};
+    for (int64_t k = 0; k < hardpoint::KEY_TILE; k += LANES) {
+        Vec weight = exponential(load(scores + k) - shift);
+        save(scores + k, weight);
+        total += weight;
+    }
+    const float factor = exponential(state.greatest - shift);
+    state.total = state.total * factor + sum(total);
+    state.greatest = greatest;
+    if (factor != 1.0f)
+        for (int64_t i = 0; i < head; i++) out[i] *= factor;
+}
+
+inline void merge(float* out, Softmax& state, const float* other, const Softmax& next, int64_t head) {
+    const float top = next.greatest > state.greatest ? next.greatest : state.greatest;
+    const float shift = top == -__builtin_inff() ? 0.0f : top;
+    const float own = exponential(state.greatest - shift);
+    const float added = exponential(next.greatest - shift);
+    for (int64_t i = 0; i < head; i++) out[i] = out[i] * own + other[i] * added;
+    state = {top, state.total * own + next.total * added};
+}
+
+inline float scale_behind(const int8_t* numbers, int64_t head) {
+    float scale;
+    memcpy(&scale, numbers + head, 4);
+    return scale;
+}
+
+// The keys that some queries see, tile by tile of [begin, end): sums of values, not yet divided.
+template <class T>
+void attend_keys(const hardpoint::Attention& work, const float* query, int64_t begin, int64_t end,
+                 float* scores, float* out, Softmax* state) {
+    using hardpoint::KEY_TILE;
+    constexpr bool SCALED = sizeof(T) == 1;
+    const int64_t head = work.head, group = work.group, rows = work.tokens * group;
+    const int64_t bytes = hardpoint::cached_bytes(work.type, head);
+    for (int64_t row = 0; row < rows; row++) state[row] = {-__builtin_inff(), 0.0f};
+    memset(out, 0, size_t(rows * head) * 4);
+    for (int64_t tile = begin; tile < end; tile += KEY_TILE) {
+        const int64_t keys = least(KEY_TILE, end - tile);
+        const T* key_at[KEY_TILE];
+        const T* value_at[KEY_TILE];
+        for (int64_t k = 0; k < keys; k++) {
+            const int64_t at = tile + k, block = work.table[at / work.block_size];
+            const int64_t slot = block * work.block_size + at % work.block_size;
+            const int64_t place = (slot * work.kv_heads + work.kv_head) * bytes;
+            key_at[k] = (const T*)((const char*)work.keys + place);
+            value_at[k] = (const T*)((const char*)work.values + place);
+        }
+        int64_t key = 0;
+        auto emit = [&](int64_t row, int j, float value) {
+            if constexpr (SCALED) value *= scale_behind((const int8_t*)key_at[key + j], head);
+            scores[row * KEY_TILE + key + j] = value;
+        };
+        for (; key + WIDE <= keys; key += WIDE)
+            products_of<WIDE>(query, head, rows, key_at + key, head, emit);
+        for (; key < keys; key++) products_of<1>(query, head, rows, key_at + key, head, emit);
+        for (int64_t row = 0; row < rows; row++) {
+            float* mine = scores + row * KEY_TILE;
+            const int64_t position = work.position + row / group;
+            const int64_t seen = most(0, least(keys, position + 1 - tile));
+            if (work.cap != 0.0f)
+                for (int64_t k = 0; k < seen; k += LANES)
+                    save(mine + k, tangent(load(mine + k) / work.cap) * work.cap);
+            for (int64_t k = seen; k < KEY_TILE; k++) mine[k] = -__builtin_inff();
+            if (work.window > 0) {
+                const int64_t hidden = least(seen, position - work.window + 1 - tile);
+                for (int64_t k = 0; k < hidden; k++) mine[k] = -__builtin_inff();
+            }
+            soften(mine, state[row], out + row * head, head);
+            if constexpr (SCALED)
+                for (int64_t k = 0; k < keys; k++)
+                    mine[k] *= scale_behind((const int8_t*)value_at[k], head);
+        }
+        int64_t row = 0;
+        for (; row + TALL <= rows; row += TALL)
+            weigh_rows<TALL>(scores + row * KEY_TILE, value_at, keys, out + row * head, head);
+        for (; row < rows; row++)
+            weigh_rows<1>(scores + row * KEY_TILE, value_at, keys, out + row * head, head);
+    }
+}
+
+struct Parts {  // of a piece of attention's scratch, each [rows, ...]
+    Parts(const hardpoint::Attention& work, float* scratch) {
+        const int64_t size = work.tokens * work.group * work.head;
+        query = scratch;
+        out = query + size;
+        other = out + size;
+        scores = other + size;
+    }
+    float *query, *out, *other, *scores;
+};
+
+constexpr int64_t MOST_GROUP = 64;
+
+inline void take_queries(const hardpoint::Attention& work, float* query) {
+    const int64_t head = work.head, group = work.group;
+    for (int64_t row = 0; row < work.tokens * group; row++) {
+        const float* from = work.query + row / group * work.query_stride + row % group * head;
+        for (int64_t i = 0; i < head; i++) query[row * head + i] = from[i] * work.scale;
+    }
+}
+
+inline void attend_span(const hardpoint::Attention& work, const float* query, int64_t span,
+                        float* scores, float* out, Softmax* state) {
+    using namespace hardpoint;
+    const int64_t begin = most(span * SPAN, first_tile(work.position, work.window));
+    const int64_t end = least((span + 1) * SPAN, work.position + work.tokens);
+    if (work.type == BF16)
+        attend_keys<uint16_t>(work, query, begin, end, scores, out, state);
+    else if (work.type == INT8)
+        attend_keys<int8_t>(work, query, begin, end, scores, out, state);
+    else
+        attend_keys<float>(work, query, begin, end, scores, out, state);
+}
+
+inline void put(const hardpoint::Attention& work, const float* out, const Softmax* state) {
+    const int64_t head = work.head, group = work.group;
+    for (int64_t row = 0; row < work.tokens * group; row++) {
+        float* to = work.out + row / group * work.out_stride + row % group * head;
+        const float factor = 1.0f / state[row].total;
+        for (int64_t i = 0; i < head; i++) to[i] = out[row * head + i] * factor;
+    }
+}
+
+// Keys are taken span by span wherever they are computed, so that several threads may take a span
+// each: the sums are the same.
+void attend(const hardpoint::Attention& work, float* scratch) {
+    using namespace hardpoint;
+    const Parts parts(work, scratch);
+    const int64_t head = work.head, rows = work.tokens * work.group;
+    Softmax state[QUERY_TILE * MOST_GROUP], next[QUERY_TILE * MOST_GROUP];
+    take_queries(work, parts.query);
+    const Spans spans = spans_of(work.position, work.tokens, work.window);
+    attend_span(work, parts.query, spans.first, parts.scores, parts.out, state);
+    for (int64_t span = spans.first + 1; span < spans.last; span++) {
+        attend_span(work, parts.query, span, parts.scores, parts.other, next);
+        for (int64_t row = 0; row < rows; row++)
+            merge(parts.out + row * head, state[row], parts.other + row * head, next[row], head);
+    }
+    put(work, parts.out, state);
+}
+
+// One span of it: `out` gets [rows, head] sums, then [rows, 2] of what the softmax knows.
+void attend_part(const hardpoint::Attention& work, int64_t span, float* out, float* scratch) {
+    const Parts parts(work, scratch);
+    const int64_t rows = work.tokens * work.group;
+    Softmax state[hardpoint::QUERY_TILE * MOST_GROUP];
+    take_queries(work, parts.query);
+    attend_span(work, parts.query, span, parts.scores, out, state);
+    memcpy(out + rows * work.head, state, size_t(rows) * sizeof(Softmax));
+}
+
+// What the spans' parts, next to each other, come to; changes them.
+void join(const hardpoint::Attention& work, int64_t spans, float* parts) {
+    const int64_t head = work.head, rows = work.tokens * work.group, size = rows * (head + 2);
+    Softmax* state = (Softmax*)(parts + rows * head);
+    for (int64_t span = 1; span < spans; span++) {
+        const float* other = parts + span * size;
+        const Softmax* next = (const Softmax*)(other + rows * head);
+        for (int64_t row = 0; row < rows; row++)
+            merge(parts + row * head, state[row], other + row * head, next[row], head);
+    }
+    put(work, parts, state);
+}
+
+}  // namespace

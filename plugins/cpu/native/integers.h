@@ -1,0 +1,115 @@
+// Sums of products of int8, four columns of a row in each lane: what the levels differ in.
+//
+// AVX2 multiplies unsigned with signed bytes and adds neighbours up to 16 bits, so that a sum of
+// few products of small numbers may stay there for a while. AVX512-VNNI adds all four up to 32 bits
+// at once, and has no way to change a sign: there the activations are made unsigned by adding 128,
+// and 128 times the weights is taken off. The portable level is that of VNNI in plain words.
+#pragma once
+
+#include "vectors.h"
+
+namespace {
+
+constexpr int PARTS = 16 / LANES;  // vectors that a panel's rows take
+constexpr int STEP_BYTES = LANES * 4;
+
+inline Ints load_ints(const void* from) {
+    Ints out;
+    memcpy(&out, from, sizeof out);
+    return out;
+}
+inline Ints four(const int8_t* from) {  // the same four bytes in every lane
+    int32_t bits;
+    memcpy(&bits, from, 4);
+    return bits - Ints{};
+}
+inline Vec as_floats(Ints x) { return __builtin_convertvector(x, Vec); }
+inline Vec load_bytes(const uint8_t* from) {  // LANES numbers
+    typedef uint8_t Few __attribute__((vector_size(LANES)));
+    Few few;
+    memcpy(&few, from, sizeof few);
+    return as_floats(__builtin_convertvector(few, Ints));
+}
+inline Ints load_signed(const uint8_t* from) {
+    Bytes few;
+    memcpy(&few, from, sizeof few);
+    return __builtin_convertvector(few, Ints);
+}
+inline Vec load_bfloats(const uint8_t* from) {
+    Halves halves;
+    memcpy(&halves, from, sizeof halves);
+    return (Vec)(__builtin_convertvector(halves, Words) << 16);
+}
+inline Vec load_halves(const uint8_t* from) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__)
+    return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else
+    Vec out;
+    for (int i = 0; i < LANES; i++) out[i] = half_at(from + i * 2);
+    return out;
+#endif
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+
+typedef Ints Partial;  // sums of pairs, of 16 bits
+
+// Sums of unsigned weights: at most eight of numbers to 15, or two of numbers to 63.
+inline Partial add_unsigned(Partial sum, Ints weights, Ints x) {
+    return (Partial)_mm256_add_epi16((__m256i)sum,
+                                     _mm256_maddubs_epi16((__m256i)weights, (__m256i)x));
+}
+inline Ints whole(Partial sum) {
+    return (Ints)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1));
+}
+struct Signed {
+    Ints weights, sizes;
+};
+inline Signed load_weights(const void* from) {
+    const Ints weights = load_ints(from);
+    return {weights, (Ints)_mm256_abs_epi8((__m256i)weights)};
+}
+inline Ints add_signed(Ints sum, const Signed& w, Ints x) {
+    const __m256i turned = _mm256_sign_epi8((__m256i)x, (__m256i)w.weights);
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)w.sizes, turned);
+    return sum + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+inline Ints add_excess(Ints sum, const Signed&) { return sum; }
+
+#else
+
+typedef Ints Partial;
+
+inline Ints add_products(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
+#else
+    for (int shift = 0; shift < 32; shift += 8) {
+        const Ints a = (Ints)((Words)unsigned_bytes >> shift & 255u);
+        const Ints b = (Ints)((Words)signed_bytes << (24 - shift)) >> 24;
+        sum += a * b;
+    }
+    return sum;
+#endif
+}
+inline Partial add_unsigned(Partial sum, Ints weights, Ints x) {
+    return add_products(sum, weights, x);
+}
+inline Ints whole(Partial sum) { return sum; }
+struct Signed {
+    Ints weights;
+};
+inline Signed load_weights(const void* from) { return {load_ints(from)}; }
+inline Ints add_signed(Ints sum, const Signed& w, Ints x) {
+    return add_products(sum, (Ints)((Words)x ^ 0x80808080u), w.weights);
+}
+// What there is too much in a sum, to be taken off at its end.
+inline Ints add_excess(Ints sum, const Signed& w) {
+    return add_products(sum, (Ints)(Words{} + 0x80808080u), w.weights);
+}
+
+#endif
+
+}  // namespace
