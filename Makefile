@@ -16,7 +16,7 @@ INDEX_FLAG := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 SERVING := core engine runtime plugins/uniproc plugins/multiproc plugins/cpu
 DISTRIBUTIONS := $(SERVING) plugins/dummy plugins/ray plugins/tpu conformance scaffold
-NATIVE := plugins/cpu/hatch_build.py $(wildcard plugins/cpu/native/*)
+NATIVE := $(foreach dist,core plugins/cpu,$(dist)/hatch_build.py $(wildcard $(dist)/native/*))
 PROJECT_FILES := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) constraints.txt requirements-dev.txt Makefile $(NATIVE)
 SOURCES := $(addsuffix /src,$(DISTRIBUTIONS))
 EDITABLE = $(foreach dist,$(1),--editable $(dist))

@@ -85,7 +85,14 @@ def _report_on(registry: Registry, config: Config, name: str) -> dict[str, Any]:
 
 
 def _head() -> dict[str, Any]:
-    return {"hardpoint": hardpoint.__version__, "api": ".".join(map(str, hardpoint.API))}
+    from hardpoint.rpc.shared_memory.inline import why_not_native
+
+    problem = why_not_native()
+    return {
+        "hardpoint": hardpoint.__version__,
+        "api": ".".join(map(str, hardpoint.API)),
+        "calls": {"compiled": not problem, "reason": problem},
+    }
 
 
 def _diagnosis(registry: Registry, kind: str, name: str) -> dict[str, Any]:
@@ -161,6 +168,8 @@ def _verdicts_of(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _text(report: dict[str, Any]) -> str:
     parts = [f"hardpoint {report['hardpoint']}, contract API {report['api']}"]
+    if not report["calls"]["compiled"]:
+        parts.append(f"Calls run Python code, not compiled: {report['calls']['reason']}")
     for kind in ("platform", "executor", "extension"):
         rows = report.get(f"{kind}s", ())
         if rows:

@@ -9,6 +9,7 @@ which any thread of the driver may call, to one thread at a time.
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from hardpoint.errors import HardpointError, UnsupportedError
 
 if TYPE_CHECKING:
     from hardpoint.rpc import codec
-    from hardpoint.rpc.calls import Call, PackedCall, Reply
+    from hardpoint.rpc.calls import Call, Gather, PackedCall, Reply
     from hardpoint.rpc.encoding import Codec
     from hardpoint.rpc.failures import RemoteFailure
 
@@ -82,6 +83,11 @@ class DriverEnd(ABC):
     def rouse(self) -> None:  # noqa: B027 - most have nobody to wake
         """Let the workers know that a call is about to be made. Any thread."""
 
+    def note_calls(self, gathers: Mapping[int, Gather]) -> None:  # noqa: B027 - most have no use
+        """Let the end enter plain values into the open calls, by id, itself instead of delivering
+        them, save the last one that a call waits for. Called once, by the Receiver.
+        """
+
     @abstractmethod
     def collect(self, deliver: Deliver) -> None:
         """Call ``deliver`` for each reply that is here, without waiting. One thread at a time."""
@@ -89,6 +95,18 @@ class DriverEnd(ABC):
     @abstractmethod
     def ready(self) -> bool:
         """Whether a reply is here. Any thread."""
+
+    def spin(self, seconds: float, wanted: int) -> bool:
+        """Yield the processor until replies of ``wanted`` workers are here, or for ``seconds``
+        since one more was; return whether any is. One thread at a time.
+        """
+        end = time.monotonic() + seconds
+        while True:
+            os.sched_yield()  # before the first look, too: no answer is that quick
+            if self.ready():
+                return True
+            if time.monotonic() >= end:
+                return False
 
     @abstractmethod
     def arm(self, who: int) -> None:
@@ -145,12 +163,18 @@ class WorkerEnd(ABC):
 
 
 def create(
-    kind: str, world_size: int, *, spin_us: float = 200.0, codec: Codec | None = None
+    kind: str,
+    world_size: int,
+    *,
+    spin_us: float = 200.0,
+    codec: Codec | None = None,
+    native: bool = True,
 ) -> DriverEnd:
     """Make a channel to ``world_size`` workers; called in the driver.
 
-    ``spin_us`` is ``rpc.spin_us``; ``codec`` defaults to the one of ``rpc.pickle = "local"``.
-    Raises UnsupportedError if this system has no channel of that kind.
+    ``spin_us`` is ``rpc.spin_us``; ``codec`` defaults to the one of ``rpc.pickle = "local"``;
+    without ``native`` neither side uses compiled code. Raises UnsupportedError if this system has
+    no channel of that kind.
     """
     from hardpoint.rpc.encoding import PickleCodec
 
@@ -166,7 +190,7 @@ def create(
                 reason="it may show one process's stores to another in any order",
                 hint="Choose zmq.",
             )
-        return SharedDriverEnd(world_size, spin_us * 1e-6, chosen)
+        return SharedDriverEnd(world_size, spin_us * 1e-6, chosen, native=native)
     if kind == "zmq":
         from hardpoint.rpc.zeromq.driver_end import ZmqDriverEnd
 

@@ -51,11 +51,11 @@ class Gather:
         self.claims = claims
         self.world_size = world_size
         self.silent = set(range(world_size))
-        """Ranks that have not replied. It and ``_used`` are changed by single steps only, each
+        """Ranks that have not replied. It and ``used`` are changed by single steps only, each
         whole by itself, so that most answers need no lock.
         """
-        self._values: list[Any] = [None] * world_size
-        self._used: list[int] = []  # ranks whose answers are in it
+        self.values: list[Any] = [None] * world_size
+        self.used: list[int] = []  # ranks whose answers are in it
         self._lock = threading.Lock() if lock is None else lock
 
     @property
@@ -98,7 +98,7 @@ class Gather:
 
         What the value's own code raises while it is rebuilt, be it SystemExit, ends it too.
         """
-        values = self._values
+        values = self.values
         if parcel is not None:
             try:
                 if type(parcel) is bytes:
@@ -111,7 +111,7 @@ class Gather:
                     error = codec.unusable("result", self.call.name, error)
                 self.finish(error=self._unusable(rank, error))
                 return
-        used = self._used
+        used = self.used
         used.append(rank)
         if len(used) == self.world_size:
             asked = self.call.reply_rank

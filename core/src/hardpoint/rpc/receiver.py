@@ -10,7 +10,6 @@ the turn, leaves all to it. The thread may be long in a callback, and be such a 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -38,6 +37,7 @@ class Receiver:
         self._failed = table.fail_all if failed is None else failed
         self._table = table
         self._open = table.calls
+        end.note_calls(table.calls)
         self._turn = threading.Lock()
         self._standing_by: list[Callable[[], None]] = []
         self._owner = 0
@@ -96,13 +96,15 @@ class Receiver:
                 pass
 
     def _poll(self, gather: Gather, deadline: float | None) -> bool:
-        end, deliver = self._end, self._table.acknowledge
-        spins, spin_until = bool(end.spin_s), 0.0
-        silent = len(gather.silent)
+        end, deliver, spin_s = self._end, self._table.acknowledge, self._end.spin_s
         end.arm(NOBODY)
         while True:
-            if spins:  # before the first look, too: no answer is that quick
-                os.sched_yield()
+            came = False
+            if spin_s:
+                seconds = spin_s
+                if deadline is not None:
+                    seconds = max(0.0, min(spin_s, deadline - time.monotonic()))
+                came = end.spin(seconds, len(gather.silent))
             try:
                 end.collect(deliver)
             except ChannelClosedError as error:
@@ -113,11 +115,7 @@ class Receiver:
             now = time.monotonic()
             if self._closed or (deadline is not None and now >= deadline):
                 return False
-            if spins:
-                spin_until = spin_until or now + end.spin_s
-                spins = now < spin_until
-                if not spins and len(gather.silent) < silent:  # the others will not be long
-                    silent, spins, spin_until = len(gather.silent), True, now + end.spin_s
+            if came:  # the others will not be long
                 continue
             if gather.wake_by(self._wake_caller):
                 return True
@@ -125,7 +123,6 @@ class Receiver:
             if not end.ready():
                 end.sleep(CALLER, None if deadline is None else deadline - now)
             end.arm(NOBODY)
-            spins, spin_until = bool(end.spin_s), 0.0  # it was woken: an answer is here, or soon
 
     def _stand_by(self, gather: Gather, deadline: float | None) -> bool:
         """Wait while others take replies; return True with the turn, or False when the call has

@@ -235,6 +235,7 @@ def _serve(
             end.reply(Reply(call_id=call.call_id, rank=rank, generation=call.generation))
             continue
         reply = host.handle(call, carried=True)
+        call = None  # what it holds is free for the next one as soon as the driver hears of it
         if THIS.pid != work.worker:
             _end_child()
         if work.left:

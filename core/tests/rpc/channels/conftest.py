@@ -21,7 +21,8 @@ from hardpoint.rpc.receiver import Receiver
 
 SCRIPT = Path(__file__).with_name("channel_worker.py")
 PATIENCE = 30.0
-KINDS = ("shared_memory", "zmq")
+KINDS = ("shared_memory", "python", "zmq")
+"""``python`` is ``shared_memory`` without the compiled hot path."""
 
 
 def _worker_module():
@@ -38,7 +39,9 @@ class Group:
 
     def __init__(self, kind, world_size, *, spin_us=200.0, near=False, start=True, codec=None):
         self.world_size = world_size
-        self.end = channel.create(kind, world_size, spin_us=spin_us, codec=codec)
+        native = kind != "python"
+        kind = kind if native else "shared_memory"
+        self.end = channel.create(kind, world_size, spin_us=spin_us, codec=codec, native=native)
         self.table = CallTable()
         self.receiver = Receiver(self.end, self.table)
         self.codec = codec

@@ -14,6 +14,7 @@ from hardpoint.errors import CallTimeoutError, EncodingError, UnsupportedError
 from hardpoint.rpc.channel import ChannelClosedError
 from hardpoint.rpc.shared_memory.bell import Event, make_event
 from hardpoint.rpc.shared_memory.images import ANNOUNCED, Image, parts_of
+from hardpoint.rpc.shared_memory.inline import hot_path, why_not_native
 from hardpoint.rpc.shared_memory.layout import CALL, CLOSED, HEAD, SLOTS, RingLayout
 from hardpoint.rpc.shared_memory.memory import Memory
 from hardpoint.rpc.shared_memory.ring_reader import RingReader
@@ -28,16 +29,17 @@ KIB, MIB = 1 << 10, 1 << 20
 class Ring:
     """A writer and its readers, over one memory mapped several times as in several processes."""
 
-    def __init__(self, readers=2, capacity=4 * KIB, arena=MIB):
+    def __init__(self, readers=2, capacity=4 * KIB, arena=MIB, native=(True, True)):
+        writes, reads = map(hot_path, native)
         self.layout = RingLayout(readers=readers, capacity=capacity, arena=arena)
         self.memory = Memory.create(self.layout.size)
         self.room = Event(make_event())
-        self.writer = RingWriter(self.memory, self.layout, self.room, 0.0, lambda: None)
+        self.writer = RingWriter(self.memory, self.layout, self.room, 0.0, lambda: None, hot=writes)
         self.mappings = [
             Memory.attach(os.dup(self.memory.fd), self.layout.size) for _ in range(readers)
         ]
         self.readers = [
-            RingReader(mapping, self.layout, index, self.room)
+            RingReader(mapping, self.layout, index, self.room, hot=reads)
             for index, mapping in enumerate(self.mappings)
         ]
 
@@ -48,17 +50,29 @@ class Ring:
     def close(self):
         for reader in self.readers:
             reader.close()
+        self.writer.release()
         for memory in (self.memory, *self.mappings):
             memory.close()
         self.room.close()
 
 
+ENDS = st.tuples(st.booleans(), st.booleans())
+"""Whether the writer, and whether the readers are compiled: each understands the other."""
+
+
+@pytest.fixture(params=[(True, True), (False, False)], ids=["compiled", "python"])
+def native(request):
+    if any(request.param) and why_not_native():
+        pytest.skip(why_not_native())
+    return request.param
+
+
 @pytest.fixture
-def make_ring():
+def make_ring(native):
     made = []
 
     def make(**options):
-        made.append(Ring(**options))
+        made.append(Ring(native=native, **options))
         return made[-1]
 
     yield make
@@ -98,9 +112,9 @@ def send_and_read(ring, number, data, apart, order):
 
 
 @settings(max_examples=60, deadline=None)
-@given(sizes=messages, seed=st.integers())
-def test_every_reader_gets_every_message_in_order_whatever_their_sizes(sizes, seed):
-    ring, order, kept = Ring(readers=3), random.Random(seed), []
+@given(sizes=messages, seed=st.integers(), native=ENDS)
+def test_every_reader_gets_every_message_in_order_whatever_their_sizes(sizes, seed, native):
+    ring, order, kept = Ring(readers=3, native=native), random.Random(seed), []
     try:
         for number, (size, buffers) in enumerate(sizes):
             data, apart = os.urandom(size), [os.urandom(each) for each in buffers]
@@ -272,9 +286,14 @@ def test_room_that_a_reader_makes_wakes_the_writer(make_ring):
 
 
 @settings(max_examples=300, deadline=None)
-@given(noise=st.binary(min_size=24, max_size=300), length=st.integers(0, 5000), real=st.booleans())
-def test_noise_in_the_memory_ends_the_channel_and_nothing_else(noise, length, real):
-    ring = Ring(readers=1)
+@given(
+    noise=st.binary(min_size=24, max_size=300),
+    length=st.integers(0, 5000) | st.integers(0, 2**64 - 1),
+    real=st.booleans(),
+    native=ENDS,
+)
+def test_noise_in_the_memory_ends_the_channel_and_nothing_else(noise, length, real, native):
+    ring = Ring(readers=1, native=native)
     try:
         if real:
             ring.put(b"x" * 50, name=b"name")

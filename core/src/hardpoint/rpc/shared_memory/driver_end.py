@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from hardpoint.errors import CallTimeoutError
-from hardpoint.rpc.calls import Call
+from hardpoint.rpc.calls import Call, Gather
 from hardpoint.rpc.channel import (
     CALLER,
     THREAD,
@@ -16,8 +16,7 @@ from hardpoint.rpc.channel import (
     DriverEnd,
     WorkerHandle,
 )
-from hardpoint.rpc.codec import Parcel
-from hardpoint.rpc.encoding import Buffer, Codec, received
+from hardpoint.rpc.encoding import Codec, received
 from hardpoint.rpc.shared_memory.bell import Event, make_event
 from hardpoint.rpc.shared_memory.ends import (
     ARENA,
@@ -27,11 +26,11 @@ from hardpoint.rpc.shared_memory.ends import (
     call_layout,
     reply_layout,
 )
+from hardpoint.rpc.shared_memory.inline import hot_path
 from hardpoint.rpc.shared_memory.layout import (
     CALL,
     CLOSED,
     DRIVER_SLEEPS,
-    HEAD,
     NOTHING,
     QUEUED,
     VALUE,
@@ -44,9 +43,12 @@ from hardpoint.rpc.shared_memory.ring_writer import RingWriter
 class SharedDriverEnd(DriverEnd):
     """One broadcast ring and a reply ring for each worker."""
 
-    def __init__(self, world_size: int, spin_s: float, codec: Codec) -> None:
+    def __init__(
+        self, world_size: int, spin_s: float, codec: Codec, *, native: bool = True
+    ) -> None:
         self.spin_s = spin_s
         self._codec = codec
+        self._native = native
         self._data = {
             "kind": "shared_memory",
             "world_size": world_size,
@@ -54,13 +56,14 @@ class SharedDriverEnd(DriverEnd):
             "call_ring": CALL_RING,
             "reply_ring": REPLY_RING,
             "arena": ARENA,
+            "native": native,
         }
         self._memories: list[Memory] = []
         self._events: list[Event] = []
         self._names = Names()
         self._known = self._names.encoded
         self._bare = codec.bare
-        self._plain = codec.plain_arguments
+        self._gathers: Mapping[int, Gather] | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._large = False
@@ -78,17 +81,16 @@ class SharedDriverEnd(DriverEnd):
         self._workers = [self._event() for _ in range(world_size)]
         self._words = calls.words
         self._sleeps = [(layout.sleeps(rank), self._workers[rank]) for rank in range(world_size)]
-        begin = 8 * layout.sleeps(0)
-        self._map, self._flags = calls.map, slice(begin, begin + 8 * world_size)
-        self._awake = bytes(8 * world_size)
-        self._writer = RingWriter(calls, layout, room, self.spin_s, self._wake_workers)
+        hot = hot_path(self._native)
+        self._writer = RingWriter(calls, layout, room, self.spin_s, self._wake_workers, hot=hot)
+        self._put_plain, self._asleep = self._writer.inline.put_plain, self._writer.inline.asleep
         self._fence = Fence()
         replies = reply_layout(self._data)
         self._readers = [
-            RingReader(self._memory(replies.size), replies, 0, self._workers[rank], name=rank)
+            RingReader(self._memory(replies.size), replies, 0, self._workers[rank], hot=hot)
             for rank in range(world_size)
         ]
-        self._rings = [(reader.words, reader) for reader in self._readers]
+        self._rings = hot.ReplyRings(tuple(reader.inline for reader in self._readers))
 
     def worker_handle(self, rank: int) -> WorkerHandle:
         """Return what worker ``rank`` attaches with: six descriptors, and sizes."""
@@ -103,61 +105,82 @@ class SharedDriverEnd(DriverEnd):
         Not after a large one, which is likely to be followed by another: copying it takes so long
         that they would sleep again.
         """
-        if not self._large:
+        if not self._large and self._asleep():
             self._wake_workers()
 
     def send(self, call: Call) -> None:
         """Write the call once, for all workers."""
-        data: Buffer | None = None
-        buffers: Sequence[memoryview] = ()
         method, rank = call.method, call.reply_rank
         name = self._known.get(method) if type(method) is str else None
-        if name is not None and not call.kwargs:
-            data = self._plain(call.args)
-        if name is None or data is None:
-            data, buffers = self._codec.encode_call(call)
-            name = self._names.encode(call.name)
         kind = QUEUED if call.queued else CALL
-        if rank is None:
-            rank = -1
+        ids = (kind, call.call_id, call.generation, -1 if rank is None else rank)
+        if name is None or call.kwargs or not self._bare or not self._send_plain(*ids, name, call):
+            self._send_encoded(ids, call)
+        if self._asleep():
+            self._wake_workers()
+
+    def _send_plain(
+        self, kind: int, call_id: int, generation: int, rank: int, name: bytes, call: Call
+    ) -> bool:
+        """Write the call if its arguments are plain and nothing has to be waited for."""
+        if not self._lock.acquire(False):
+            return False
+        try:
+            if self._closed:
+                return False
+            self._large = False
+            return self._put_plain(kind, call_id, generation, rank, name, call.args) is True
+        finally:
+            self._lock.release()
+
+    def _send_encoded(self, ids: tuple[int, int, int, int], call: Call) -> None:
+        data, buffers = self._codec.encode_call(call)
+        name = self._names.encode(call.name)
         deadline, lock = call.deadline, self._lock
         if not (lock.acquire() if deadline is None else lock.acquire(timeout=_left(deadline))):
             raise CallTimeoutError(f"{call.name!r} could not be sent in time: others are waiting")
         try:
             if self._closed:
                 raise ChannelClosedError(f"{call.name!r} was not sent: the channel is closed")
-            self._writer.put(
-                kind, call.call_id, call.generation, rank, name, data, buffers, deadline
-            )
+            self._writer.put(*ids, name, data, buffers, deadline)
         finally:
-            lock.release()  # a full fence, too: what follows reads after the call is visible
-        self._wake_workers()
+            lock.release()
         self._large = bool(buffers)
+
+    def note_calls(self, gathers: Mapping[int, Gather]) -> None:
+        """Enter plain values of these calls where they belong."""
+        self._gathers = gathers
 
     def collect(self, deliver: Deliver) -> None:
         """Deliver what is in the reply rings; a ring's owner speaks for itself alone."""
-        bare = self._bare
-        for words, reader in self._rings:
-            while words[HEAD] != reader.tail:
-                message = reader.take()
-                if message is None:
-                    continue
-                kind, call_id, generation, _, _, data, buffers = message
-                if kind == VALUE:
-                    if bare and type(data) is bytes:  # then there are no buffers
-                        value: Parcel = data
-                    else:
-                        value = self._codec.parcel(data, buffers)
-                    deliver(call_id, reader.name, generation, value, None)
-                elif kind == NOTHING:
-                    deliver(call_id, reader.name, generation, None, None)
-                else:
-                    failure = received(self._codec, data)
-                    deliver(call_id, reader.name, generation, None, failure)
+        if self._bare:
+            while (rank := self._rings.collect(deliver, self._gathers)) >= 0:
+                self._deliver(rank, deliver)
+            return
+        for rank, reader in enumerate(self._readers):
+            while reader.ready():
+                self._deliver(rank, deliver)
+
+    def _deliver(self, rank: int, deliver: Deliver) -> None:
+        """Deliver the next message of a rank, whatever it is."""
+        message = self._readers[rank].take()
+        if message is None:
+            return
+        kind, call_id, generation, _, _, data, buffers = message
+        if kind == VALUE:
+            deliver(call_id, rank, generation, self._codec.parcel(data, buffers), None)
+        elif kind == NOTHING:
+            deliver(call_id, rank, generation, None, None)
+        else:
+            deliver(call_id, rank, generation, None, received(self._codec, data))
+
+    def spin(self, seconds: float, wanted: int) -> bool:
+        """Yield the processor while workers are at work."""
+        return self._rings.spin(seconds, wanted) > 0
 
     def ready(self) -> bool:
         """Whether any reply ring has a frame."""
-        return any(reader.ready() for reader in self._readers)
+        return self._rings.ready() > 0
 
     def arm(self, who: int) -> None:
         """Write who sleeps, and a number that is new each time: a worker rings once for each."""
@@ -202,6 +225,8 @@ class SharedDriverEnd(DriverEnd):
             event.wake()
         for reader in getattr(self, "_readers", ()):
             reader.close()
+        if hasattr(self, "_writer"):
+            self._writer.release()
         for memory in self._memories:
             memory.close()
         for event in self._events:
@@ -209,8 +234,6 @@ class SharedDriverEnd(DriverEnd):
 
     def _wake_workers(self) -> None:
         try:
-            if self._map[self._flags] == self._awake:
-                return
             words = self._words
             for sleeps, worker in self._sleeps:
                 if words[sleeps]:

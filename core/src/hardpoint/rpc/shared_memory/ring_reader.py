@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from hardpoint.errors import EncodingError
 from hardpoint.rpc.channel import ChannelClosedError
 from hardpoint.rpc.shared_memory.bell import Event
-from hardpoint.rpc.shared_memory.images import Part, parts_of
+from hardpoint.rpc.shared_memory.images import parts_of
+from hardpoint.rpc.shared_memory.inline import HotPath, Message, hot_path
 from hardpoint.rpc.shared_memory.layout import (
     CONTINUED,
     FRAGMENT,
     FRAME,
     HEAD,
-    INLINE,
     PAD,
     SLAB,
     SLABBED,
@@ -26,20 +24,26 @@ from hardpoint.rpc.shared_memory.windows import Windows
 
 _HEADER = FRAME.size
 _ROUND = _HEADER + 7
-Message = tuple[int, int, int, int, bytes, Part, Sequence[memoryview]]
-"""Kind, call id, generation, rank, name, data, buffers. A bare tuple: the hottest path."""
 
 
 class RingReader:
     """Reads, as reader number ``reader``, what the writer wrote.
 
-    There is something to take while ``words[HEAD]`` is not ``tail``. ``name`` is the owner's.
+    There is something to take while ``words[HEAD]`` is not ``inline.tail``. ``name`` is the
+    owner's; ``inline`` takes what every small message is.
 
     A frame that cannot be true raises ChannelClosedError: the memory is not to be trusted then.
     """
 
     def __init__(
-        self, memory: Memory, layout: RingLayout, reader: int, room: Event, *, name: int = 0
+        self,
+        memory: Memory,
+        layout: RingLayout,
+        reader: int,
+        room: Event,
+        *,
+        name: int = 0,
+        hot: HotPath | None = None,
     ) -> None:
         self.name = name
         self._layout = layout
@@ -51,46 +55,34 @@ class RingReader:
         self._ring_at = layout.ring_at
         self._mask = layout.capacity - 1
         self._tail_word = layout.tail(reader)
-        self.tail = self.words[self._tail_word]
+        self.inline = (hot or hot_path()).InlineReader(
+            memory.map, layout.ring_at, layout.capacity, self._tail_word, self._tell_room
+        )
         self._windows = Windows(memory, layout, reader, self._tell_room)
         self._assembly: _Assembly | None = None
 
     def ready(self) -> bool:
         """Whether a frame is here."""
-        return self.words[HEAD] != self.tail
+        return self.words[HEAD] != self.inline.tail
 
     def take(self) -> Message | None:
         """Return the next message, or None if none is complete; never waits."""
-        words, ring, tail = self.words, self._map, self.tail
-        available = words[HEAD] - tail
-        if available <= 0:
-            return None
-        at = self._ring_at + (tail & self._mask)
-        size, storage, kind, named, call_id, generation, rank = self._unpack(ring, at)
-        length = (size + _ROUND) & -8
-        if storage != INLINE or length > available or named > size:
-            return self._take_odd()
-        at += _HEADER
-        start = at + named
-        data = ring[start : at + size]
-        name = ring[at:start] if named else b""
-        self.tail = words[self._tail_word] = tail + length
-        if words[WRITER_WAITS]:
-            self._tell_room()
-        return (kind, call_id, generation, rank, name, data, ())
+        message: Message | None = self.inline.take()
+        return self._take_odd() if message is NotImplemented else message
 
     def close(self) -> None:
         """Stop telling the writer about views that are dropped later."""
         self._windows.close()
+        self.inline.release()
 
     def _take_odd(self) -> Message | None:
         """Take frames that are not in line until they make a message, or one in line follows."""
-        while (available := self.words[HEAD] - self.tail) > 0:
-            at = self._ring_at + (self.tail & self._mask)
+        while (available := self.words[HEAD] - self.inline.tail) > 0:
+            message: Message | None = self.inline.take()
+            if message is not NotImplemented:
+                return message
+            at = self._ring_at + (self.inline.tail & self._mask)
             header = self._unpack(self._map, at)
-            size, storage, _, named = header[:4]
-            if storage == INLINE and (size + _ROUND) & -8 <= available and named <= size:
-                return self.take()
             message = self._take_other(available, at, header)
             if message is not None:
                 return message
@@ -100,17 +92,17 @@ class RingReader:
         """Take a frame that is not in line; return the message if it completes one."""
         size, storage, kind, named, call_id, generation, rank = header
         capacity = self._mask + 1
-        to_end = capacity - (self.tail & self._mask)
+        to_end = capacity - (self.inline.tail & self._mask)
         length = to_end if storage == PAD else (size + _ROUND) & -8
-        if not length <= available <= capacity:
+        if not length <= available <= capacity or length > to_end:
             raise _untrue(f"a frame of {length} bytes, of which {available} were written")
         message = None
         if storage != PAD:
             head = (kind, call_id, generation, rank)
             at += _HEADER
             message = self._take_large(at, at + size, storage, head, named)
-        self.tail += length
-        self.words[self._tail_word] = self.tail
+        self.inline.tail += length
+        self.words[self._tail_word] = self.inline.tail
         if self.words[WRITER_WAITS]:
             self._tell_room()
         return message

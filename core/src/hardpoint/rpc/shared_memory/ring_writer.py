@@ -8,15 +8,16 @@ from collections.abc import Callable, Sequence
 
 from hardpoint.errors import CallTimeoutError
 from hardpoint.rpc.channel import ChannelClosedError
+from hardpoint.rpc.codec import LARGE_BYTES
 from hardpoint.rpc.shared_memory.bell import Event
 from hardpoint.rpc.shared_memory.images import Image, Part
+from hardpoint.rpc.shared_memory.inline import HotPath, hot_path
 from hardpoint.rpc.shared_memory.layout import (
     CLOSED,
     CONTINUED,
     FRAGMENT,
     FRAME,
     HEAD,
-    INLINE,
     PAD,
     SLAB,
     SLABBED,
@@ -40,7 +41,7 @@ class RingWriter:
     no room stream through the ring in fragments. ``room`` is the event that readers ring for space;
     ``wake`` wakes readers that sleep, between fragments and while something large is being copied:
     they are awake when it is in place; ``control`` are the words with the flag
-    CLOSED, if they are not this ring's own.
+    CLOSED, if they are not this ring's own. ``inline`` does what is done for every small message.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class RingWriter:
         spin_s: float,
         wake: Callable[[], None],
         control: memoryview | None = None,
+        hot: HotPath | None = None,
     ) -> None:
         self._wake = wake
         self._control = memory.words if control is None else control
@@ -69,9 +71,14 @@ class RingWriter:
         self.hasty = False
         """Whether a message that has no room at once is given up."""
         self._slabs = Slabs(memory, layout)
-        self._head = 0
-        self._limit = layout.capacity  # up to here there is room for certain
-        self._edge = self._largest  # and up to here without a break, for what is not large
+        self.inline = (hot or hot_path()).InlineWriter(
+            memory.map,
+            layout.ring_at,
+            layout.capacity,
+            layout.sleeps(0),
+            layout.readers,
+            LARGE_BYTES,
+        )
 
     def put(
         self,
@@ -87,32 +94,32 @@ class RingWriter:
         """Write one message. Returns when it is visible; waking the readers is the caller's.
 
         Raises CallTimeoutError if there was no room by ``deadline`` (monotonic s), and
-        ChannelClosedError.
+        ChannelClosedError. A fence is passed once it is visible.
         """
-        named = len(name)
-        size = named + len(data)
-        length = (size + _ROUND) & -8
-        head = self._head
-        if buffers or head + length > self._edge:
-            if buffers or length > self._largest:
-                ids = (kind, call_id, generation, rank)
-                self._put_large(ids, name, Image([data, *buffers]), deadline)
-                return
-            head = self._claim(length, deadline)
-        ring, at = self._map, self._ring_at + (head & self._mask)
-        self._pack(ring, at, size, INLINE, kind, named, call_id, generation, rank)
-        at += _HEADER
-        if named:
-            start = at + named
-            ring[at:start] = name
-            ring[start : at + size] = data
-        else:
-            ring[at : at + size] = data
-        self._head = self._words[HEAD] = head + length
+        put = self.inline.put
+        if not buffers and put(kind, call_id, generation, rank, name, data):
+            return
+        length = (len(name) + len(data) + _ROUND) & -8
+        if buffers or length > self._largest:
+            ids = (kind, call_id, generation, rank)
+            self._put_large(ids, name, Image([data, *buffers]), deadline)
+            return
+        self._claim(length, deadline)
+        if not put(kind, call_id, generation, rank, name, data):
+            raise ChannelClosedError(f"a message of {length} bytes has no place in this channel")
 
     def tidy(self) -> None:
         """Give memory back that large messages have not needed for some time."""
         self._slabs.tidy(time.monotonic())
+
+    def release(self) -> None:
+        """Give the memory back; nothing can be written then. Idempotent."""
+        self.inline.release()
+
+    def _publish(self, head: int) -> None:
+        """Show the readers what was written up to ``head``."""
+        self.inline.head = self._words[HEAD] = head
+        self._fence()
 
     def _put_large(
         self, ids: tuple[int, int, int, int], name: bytes, image: Image, deadline: float | None
@@ -136,7 +143,7 @@ class RingWriter:
         SLAB.pack_into(self._map, at + _HEADER, *where)
         at += _HEADER + SLAB.size
         self._map[at : at + len(name)] = name
-        self._head = self._words[HEAD] = head + length
+        self._publish(head + length)
 
     def _stream(
         self, ids: tuple[int, int, int, int], name: bytes, image: Image, deadline: float | None
@@ -155,7 +162,7 @@ class RingWriter:
             at += STREAM.size
             self._map[at : at + len(name)] = name
             self._map[at + len(name) : end] = piece
-            self._head = self._words[HEAD] = head + length
+            self._publish(head + length)
             self._wake()
             kind, name = CONTINUED, b""
 
@@ -164,17 +171,19 @@ class RingWriter:
         end is padded.
         """
         self.tidy()
-        head = self._head
+        inline = self.inline
+        head = inline.head
         rest = self._capacity - (head & self._mask)
         needed = length if length <= rest else rest + length
-        if head + needed > self._limit:
+        if head + needed > inline.limit:
             self._make_room(head + needed, deadline)
         if length > rest:
             at = self._ring_at + (head & self._mask)
             self._map[at : at + 8] = bytes((0, 0, 0, 0, PAD, 0, 0, 0))
             head += rest
         boundary = head + self._capacity - (head & self._mask)
-        self._edge = min(self._limit, boundary, head + self._largest)
+        inline.head = head
+        inline.edge = min(inline.limit, boundary, head + self._largest)
         return head
 
     def _make_room(self, goal: int, deadline: float | None) -> None:
@@ -185,8 +194,8 @@ class RingWriter:
         while True:
             if self._control[CLOSED]:
                 raise ChannelClosedError("the channel was closed while a message had no room")
-            self._limit = min(words[tail] for tail in tails) + layout.capacity
-            if self._limit >= goal:
+            self.inline.limit = limit = min(words[tail] for tail in tails) + layout.capacity
+            if limit >= goal:
                 words[WRITER_WAITS] = 0
                 return
             if self.hasty:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 
 from hardpoint.errors import EncodingError, UnsupportedError
@@ -14,17 +12,17 @@ from hardpoint.rpc.encoding import Codec, encoded_value
 from hardpoint.rpc.failures import RemoteFailure
 from hardpoint.rpc.shared_memory.bell import Event
 from hardpoint.rpc.shared_memory.ends import Names, call_layout, reply_layout
+from hardpoint.rpc.shared_memory.inline import Message, hot_path
 from hardpoint.rpc.shared_memory.layout import (
     CLOSED,
     DRIVER_SLEEPS,
     FAILURE,
-    HEAD,
     NOTHING,
     QUEUED,
     VALUE,
 )
 from hardpoint.rpc.shared_memory.memory import Fence, Memory
-from hardpoint.rpc.shared_memory.ring_reader import Message, RingReader
+from hardpoint.rpc.shared_memory.ring_reader import RingReader
 from hardpoint.rpc.shared_memory.ring_writer import RingWriter
 
 
@@ -50,25 +48,27 @@ class SharedWorkerEnd(WorkerEnd):
         self._own, self._caller, self._thread, room = self._events
         self._words = self._memories[0].words
         self._sleeps = calls.sleeps(rank)
-        self._calls = RingReader(self._memories[0], calls, rank, room)
+        hot = hot_path(data["native"])
+        self._calls = RingReader(self._memories[0], calls, rank, room, hot=hot)
+        self._take, self._yield = self._calls.inline.take, self._calls.inline.spin
         self._names = Names()
         self._known = self._names.decoded
         self._bare = codec.bare
-        self._plain = codec.plain
-        fence = threading.Lock()
-        self._pass, self._go_on = fence.acquire, fence.release
+        wake = self._wake_driver
         self._replies = RingWriter(
-            self._memories[1], replies, self._own, self._spin_s, self._wake_driver, self._words
+            self._memories[1], replies, self._own, self._spin_s, wake, self._words, hot
         )
+        self._put_plain = self._replies.inline.put_plain
 
     def receive(self, timeout: float | None = None) -> PackedCall | None:
         """Return the next call: at once, after yielding the processor, or after a sleep."""
         if self._closed:
             raise ChannelClosedError("this end of the channel was closed")
-        calls = self._calls
-        message = calls.take() if self._words[HEAD] != calls.tail else None
-        if message is None:
-            message = self._spin(calls) or self._sleep(calls, timeout)
+        message = self._take()
+        if message is None and self._spin_s and self._yield(self._spin_s):
+            message = self._take()
+        if message is None or message is NotImplemented:
+            message = self._calls.take() or self._sleep(self._calls, timeout)
             if message is None:
                 return None
         kind, call_id, generation, rank, name, data, buffers = message
@@ -81,22 +81,6 @@ class SharedWorkerEnd(WorkerEnd):
             text = self._names.decode(name)
         asked = None if rank < 0 else rank
         return PackedCall(call_id, generation, text, body, asked, kind == QUEUED)
-
-    def _spin(self, ring: RingReader) -> Message | None:
-        words, tail, end = ring.words, ring.tail, 0.0
-        while self._spin_s:
-            os.sched_yield()  # first of all: who is to run next may need this core
-            if words[HEAD] != tail:
-                message = ring.take()
-                if message is not None:
-                    return message
-                tail = ring.tail
-            now = time.monotonic()
-            if not end:
-                end = now + self._spin_s
-            elif now >= end:
-                break
-        return None
 
     def _sleep(self, ring: RingReader, timeout: float | None) -> Message | None:
         words, sleeps = self._words, self._sleeps
@@ -112,9 +96,10 @@ class SharedWorkerEnd(WorkerEnd):
                 words[sleeps] = 0
                 return message
             self._own.sleep(left)
-            if not words[sleeps] or words[HEAD] != ring.tail:  # rung: a call is here, or soon
+            if not words[sleeps] or ring.ready():  # rung: a call is here, or soon
                 words[sleeps] = 0
-                message = ring.take() or self._spin(ring)
+                if ring.ready() or (self._spin_s and self._yield(self._spin_s)):
+                    message = ring.take()
                 if message is not None:
                     return message
             else:
@@ -124,11 +109,11 @@ class SharedWorkerEnd(WorkerEnd):
         """Write the acknowledgement, with its value or failure."""
         if self._closed:
             raise ChannelClosedError("this end of the channel was closed")
-        data = self._plain(reply.value) if reply.of else None
-        if data is None:
+        plain = self._bare and reply.of
+        if not plain or not self._put_plain(
+            VALUE, reply.call_id, reply.generation, self._rank, b"", reply.value
+        ):
             self._answer(reply)
-        else:
-            self._replies.put(VALUE, reply.call_id, reply.generation, self._rank, b"", data)
         self._wake_driver()
 
     def _answer(self, reply: Reply) -> None:
@@ -154,15 +139,13 @@ class SharedWorkerEnd(WorkerEnd):
             return
         self._closed = True
         self._calls.close()
+        self._replies.release()
         for memory in self._memories:
             memory.close()
         for event in self._events:
             event.close()
 
     def _wake_driver(self) -> None:
-        # The lock is a full fence (see Fence), spelt out: the flag is read after the reply is out.
-        self._pass()
-        self._go_on()
         armed = self._words[DRIVER_SLEEPS]
         who = armed & 3
         if who and armed != self._rung:
