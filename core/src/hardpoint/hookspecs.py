@@ -178,7 +178,7 @@ def hardpoint_operations() -> Sequence[Operation]:
 
 @hookspec
 def hardpoint_quantizations() -> Sequence[Offer]:
-    """Offer quantisation methods: ``create``, ``after_load``, ``apply``. Called in workers.
+    """Offer what packs weights, for the key ``quantization``. Called in the driver and in workers.
 
     Example::
 

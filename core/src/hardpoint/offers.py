@@ -9,7 +9,6 @@ from hardpoint.errors import PluginConflictError
 from hardpoint.records import AnyPlatform, Offer, Operation
 
 UNUSED = (
-    "hardpoint_quantizations",
     "hardpoint_drafters",
     "hardpoint_kv_connectors",
     "hardpoint_ec_connectors",

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from attrs import evolve
-from hardpoint.checkpoints.sharded_state import SHARDED_STATE
 from hardpoint.errors import LifecycleError, UnsupportedError
 from hardpoint.messages import ModelRunnerOutput, StepTicket
 from hardpoint.model_runner import ModelRunner
@@ -38,8 +37,7 @@ from hardpoint_runtime.graphs.planning import plan_graphs
 from hardpoint_runtime.graphs.programs import ProgramGraphs
 from hardpoint_runtime.graphs.steps import StepGraphs, write_tokens
 from hardpoint_runtime.graphs.support import attention_support
-from hardpoint_runtime.loading import load_into, open_weights
-from hardpoint_runtime.loading.sharded_state import load_sharded_state
+from hardpoint_runtime.loading.checkpoint import load_checkpoint
 from hardpoint_runtime.memory.kv_cache import KVCache
 from hardpoint_runtime.memory.workspace import Workspace
 from hardpoint_runtime.models import attention_needs, build_model
@@ -47,6 +45,7 @@ from hardpoint_runtime.operations import resolve as resolve_operations
 from hardpoint_runtime.parallel.pipeline import StageLine
 from hardpoint_runtime.parallel.seat import ALONE, Seat
 from hardpoint_runtime.pooling import Pooled, Pooling
+from hardpoint_runtime.quantization.resolution import named_quantization
 from hardpoint_runtime.sampling.batch import build_sampling_batch
 from hardpoint_runtime.sampling.columns import SAMPLING_COLUMNS
 from hardpoint_runtime.sampling.logprobs import LogprobsMode
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from hardpoint_runtime.graphs.static_buffers import StaticBatch
     from hardpoint_runtime.models import LanguageModel
     from hardpoint_runtime.operations import Operations
+    from hardpoint_runtime.quantization import Quantization
 
 
 class TorchModelRunner(ModelRunner):
@@ -144,18 +144,16 @@ class TorchModelRunner(ModelRunner):
             seat=recordable(self.seat) if self.graph_plan.graphs else self.seat,
         )
 
+    def make_quantization(self, model: LanguageModel) -> Quantization | None:
+        """Build what packs the weights of ``model``; None: they are held as numbers."""
+        return named_quantization(self.config, self.registry, self.platform.name, self.dtype)
+
     def load_weights(self, model: LanguageModel) -> None:
         """Stream the checkpoint into the model."""
-        if self.description.format == SHARDED_STATE:
-            load_sharded_state(model, self.description.path, self.context)
-            return
-        with open_weights(
-            self.description,
-            seed=self.config.model.seed or 0,
-            registry=self.registry,
-            platform_name=self.platform.name,
-        ) as weights:
-            load_into(model, weights, self.dtype, self.context.cancelled)
+        quantization = self.make_quantization(model)
+        load_checkpoint(
+            model, self.context, self.registry, self.platform.name, self.dtype, quantization
+        )
 
     def make_kv_cache(self, kv_cache_config: KVCacheConfig) -> KVCache:
         """Allocate the KV cache and bind it to the layers. Raises MemoryBudgetError if the device

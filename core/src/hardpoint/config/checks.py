@@ -75,6 +75,7 @@ def config_problems(
     for rule in (_types, _cache, _scheduling, _sampling, _model, _parallel, _devices, _graphs):
         problems += rule(case)
     problems += [*_extensions(config, registry), *_graph_policy(config, registry, platform)]
+    problems += _quantization(config, registry, platform)
     problems += _platform_problems(config, platform)
     for problem in problems:
         yield _blaming(with_origin(problem, config.origins), registry)
@@ -354,5 +355,19 @@ def _graph_policy(config: Config, registry: Registry, platform: Platform) -> Ite
             key="graph_policy",
             value=name,
             message="there is no such policy of graphs.",
+            way_out=did_you_mean(name, offers, listed),
+        )
+
+
+def _quantization(config: Config, registry: Registry, platform: Platform) -> Iterator[Problem]:
+    """The quantisation must be offered; workers make it when they load the model."""
+    name = config.model.quantization
+    offers = {} if name is None else registry.offers("hardpoint_quantizations", platform.name)
+    if name is not None and name not in offers:
+        listed = f"It offers: {', '.join(sorted(offers))}." if offers else "It offers none."
+        yield Problem(
+            key="quantization",
+            value=name,
+            message=f"platform {platform.name!r} offers no such quantisation.",
             way_out=did_you_mean(name, offers, listed),
         )

@@ -44,6 +44,9 @@ class ModelConfig:
     dtype: str = key(
         "auto", "type of the weights in memory", choices=("auto", "float32", "bfloat16")
     )
+    quantization: str | None = key(
+        None, "how weights are packed while they are loaded; unset: as they are stored"
+    )
     max_model_len: int | None = key(None, "longest request in tokens, answer included", low=1)
     seed: int | None = key(None, "seed of requests that bring none; unset: a fresh one", low=0)
 

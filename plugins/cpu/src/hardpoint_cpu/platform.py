@@ -116,8 +116,27 @@ class CpuPlatform(Platform):
         """Return what of the plugin's own settings cannot be honoured."""
         options = self.options
         found = threads.problems(options, threads.usable_cores(self.root))
-        return [*found, *library.problems(options, library.availability())]
+        available = library.availability()
+        found += library.problems(options, available)
+        return [*found, *_packing_problems(config.model.quantization, options, available)]
 
     def _multiplies_bfloat16(self) -> bool:
         flags = (read(self.root / "proc/cpuinfo") or "").split()
         return any(flag in flags for flag in NATIVE_BFLOAT16)
+
+
+def _packing_problems(
+    quantization: str | None, settings: CpuSettings, available: library.Availability
+) -> list[Problem]:
+    """Return why weights cannot be packed as ``quantization`` says: the library packs them."""
+    reason = "native programs are off" if settings.native == "off" else available.reason
+    if quantization is None or not reason:
+        return []
+    return [
+        Problem(
+            key="quantization",
+            value=quantization,
+            message=f"{reason}.",
+            way_out="Leave it out, or see that plugins.cpu.native = 'on' can be had.",
+        )
+    ]

@@ -12,6 +12,7 @@ from hardpoint.errors import CancelledStepError, CheckpointError
 from torch import Tensor
 
 from hardpoint_runtime.loading.weights import Weights
+from hardpoint_runtime.quantization.packed_form import StoredRows
 
 
 class LoadableModel(Protocol):
@@ -23,8 +24,10 @@ class LoadableModel(Protocol):
     def is_ignorable(self, name: str) -> bool:
         """Whether a checkpoint may bring this tensor although the model has no use for it."""
 
-    def load_weight(self, name: str, tensor: Tensor) -> None:
-        """Take one tensor, whole and on the host, into its place (a part of a fused one, too)."""
+    def load_weight(self, name: str, tensor: Tensor | StoredRows) -> None:
+        """Take one tensor, whole and on the host, into its place (a part of a fused one, too).
+        Rows as they are stored come only for what is held packed.
+        """
 
 
 def check_weights(model: LoadableModel, weights: Weights) -> Mapping[str, tuple[int, ...]]:
@@ -64,12 +67,23 @@ def load_into(
     extra or misshapen tensors before the first one is read.
     """
     expected = check_weights(model, weights)
+    return pour(model, weights.iterate(dtype, expected), cancelled)
+
+
+def pour(
+    model: LoadableModel,
+    stream: Iterator[tuple[str, Tensor | StoredRows]],
+    cancelled: Callable[[], bool],
+) -> int:
+    """Give every weight of ``stream`` to the model; return their bytes. See :func:`load_into`."""
     with _one_thread():
-        return _pour(model, weights.iterate(dtype, expected), cancelled)
+        return _pour(model, stream, cancelled)
 
 
 def _pour(
-    model: LoadableModel, stream: Iterator[tuple[str, Tensor]], cancelled: Callable[[], bool]
+    model: LoadableModel,
+    stream: Iterator[tuple[str, Tensor | StoredRows]],
+    cancelled: Callable[[], bool],
 ) -> int:
     given = 0
     while True:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import torch
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.checkpoints.float8 import Scale
@@ -35,6 +38,15 @@ class SafetensorsWeights(Weights):
         if stored.scale is not None:
             values = values.float().mul_(self._scale(stored.scale, stored.entry.shape))
         return values.to(dtype)
+
+    def stored_type(self, name: str) -> str | None:
+        """Return the element type; that of one that is scaled is not told."""
+        stored = self._stored[name]
+        return None if stored.scale is not None else stored.entry.type
+
+    def files(self) -> Sequence[Path]:
+        """Return every file of the checkpoint."""
+        return tuple(file.path for file in self._checkpoint.files)
 
     def _values(self, entry: TensorEntry) -> Tensor:
         values = torch.empty(entry.shape, dtype=READ[entry.type])

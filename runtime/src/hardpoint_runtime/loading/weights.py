@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
 import torch
+from hardpoint.errors import UnsupportedError
 from torch import Tensor
+
+from hardpoint_runtime.quantization.packed_form import StoredRows
 
 
 class Weights(ABC):
@@ -39,6 +43,24 @@ class Weights(ABC):
     @abstractmethod
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         """Read one tensor; KeyError if there is none of that name."""
+
+    def stored_type(self, name: str) -> str | None:
+        """Return the element or block type that the files have a tensor in, by GGUF's names; None
+        if that is not known.
+        """
+        return None
+
+    def read_stored(self, name: str) -> StoredRows:
+        """Read the rows of a tensor of a block type, not unpacked, in the order of Hugging Face
+        models. Only called where :meth:`stored_type` names that type.
+        """
+        raise UnsupportedError("packed rows", type(self).__name__, reason=f"asked for {name}")
+
+    def files(self) -> Sequence[Path]:
+        """Return every file that the tensors come from; none where that is not known: what is made
+        of them is then not kept for the next time.
+        """
+        return ()
 
     @abstractmethod
     def close(self) -> None:

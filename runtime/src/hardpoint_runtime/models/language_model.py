@@ -17,7 +17,7 @@ from hardpoint.kv_cache import KVCacheSpec
 from torch import nn
 
 from hardpoint_runtime.forward_context import ForwardContext
-from hardpoint_runtime.models.layers import Slot
+from hardpoint_runtime.models.layers import Filling, Slot
 from hardpoint_runtime.operations import Operations
 from hardpoint_runtime.parallel.seat import ALONE, Seat
 
@@ -100,8 +100,9 @@ class LanguageModel(nn.Module):
         """
         return name.endswith(".rotary_emb.inv_freq")
 
-    def load_weight(self, name: str, tensor: torch.Tensor) -> None:
+    def load_weight(self, name: str, tensor: Filling) -> None:
         """Copy one weight of the checkpoint, a host tensor of any float dtype, to where it belongs.
+        Rows as they are stored are for what is held packed.
 
         Raises CheckpointError naming the weight if it is unknown or has another shape.
         """

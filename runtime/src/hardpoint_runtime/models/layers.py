@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from attrs import evolve, frozen
+from hardpoint.errors import UnsupportedError
 from torch import nn
 
 from hardpoint_runtime.operations import Operations
 from hardpoint_runtime.parallel.communicator import Communicator
 from hardpoint_runtime.parallel.spans import Span
 from hardpoint_runtime.parallel.spans import whole as whole_span
+from hardpoint_runtime.quantization.packed_form import StoredRows, form_of
+
+Filling = torch.Tensor | StoredRows
+"""What a weight comes as: numbers, or rows as a file has them packed."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -32,26 +38,44 @@ class Slot:
     runs: tuple[slice, ...] = ()
     offset: float = 0.0
 
-    def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def part_of(self, tensor: Filling) -> Filling:
         """Return this rank's part of ``tensor``, which is whole."""
+        if isinstance(tensor, StoredRows):
+            return tensor.part(self.runs or self.held[:1] or (slice(None),))
         if self.runs:
             return torch.cat([tensor[run] for run in self.runs])
         return tensor[self.held] if self.held else tensor
 
     def view(self) -> torch.Tensor:
         """Return the memory of what this rank holds."""
+        if form_of(self.module, self.parameter) is not None:
+            raise UnsupportedError(
+                "the memory of one weight", "a model whose weights are held packed",
+                reason=f"{self.parameter} of {type(self.module).__name__} is",
+                hint="Leave out quantization, or set plugins.cpu.native = 'off' for a GGUF file.",
+            )  # fmt: skip
         runs = self.runs or self.held[:1]
         rows = sum(run.stop - run.start for run in runs) if runs else (self.shape or (1,))[0]
         memory: torch.Tensor = getattr(self.module, self.parameter)
         return memory.narrow(0, self.start, rows) if self.shape else memory
 
-    def fill(self, tensor: torch.Tensor) -> None:
+    def fill(self, tensor: Filling) -> None:
         """Copy this rank's part of ``tensor``, which is whole, there, converting its dtype and
-        moving it to the parameter's device.
+        moving it to the parameter's device; or pack it, where the parameter is packed.
         """
+        part = self.part_of(tensor)
+        form = form_of(self.module, self.parameter)
+        if form is not None:
+            form.pack(self.module.get_parameter(self.parameter), self.start, part)
+            return
+        if isinstance(part, StoredRows):
+            raise UnsupportedError(
+                f"rows of {part.kind}", f"a parameter of {type(self.module).__name__}",
+                reason="it holds numbers",
+            )  # fmt: skip
         with torch.no_grad():
             memory = self.view()
-            memory.copy_(self.part_of(tensor))
+            memory.copy_(part)
             if self.offset:
                 memory.add_(self.offset)
 
@@ -65,6 +89,8 @@ class Projection(nn.Module):
     those of the others. ``packed``: the name of the one layer that the checkpoint has instead, its
     outputs those of the parts side by side.
     """
+
+    packable: ClassVar[tuple[str, ...]] = ("weight",)
 
     def __init__(
         self,
@@ -89,9 +115,15 @@ class Projection(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [T, outputs] of ``x`` [T, inputs]."""
         if self._group is None:
-            return self._linear(x, self.weight, self.bias)
-        total = self._group.all_reduce(self._linear(x, self.weight, None))
+            return self._product(x, self.bias)
+        total = self._group.all_reduce(self._product(x, None))
         return total if self.bias is None else total.add_(self.bias)
+
+    def _product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        form = form_of(self, "weight")
+        if form is None:
+            return self._linear(x, self.weight, bias)
+        return form.linear(self.weight, x, bias)
 
     def slots(self, prefix: str) -> dict[str, Slot]:
         """Return the checkpoint's names below ``prefix``."""
@@ -141,6 +173,8 @@ class Embedding(nn.Module):
     order, this rank's at ``index``.
     """
 
+    packable: ClassVar[tuple[str, ...]] = ("weight",)
+
     def __init__(
         self,
         rows: int | Sequence[Span],
@@ -160,15 +194,25 @@ class Embedding(nn.Module):
     def look_up(self, token_ids: torch.Tensor, operations: Operations) -> torch.Tensor:
         """Return the embeddings [T, H] of ``token_ids`` [T]."""
         if self._group is None:
-            return operations.embedding(token_ids, self.weight)
+            return self._rows(token_ids, operations)
         places = token_ids - self.rows.start
         outside = (places < 0) | (places >= self.rows.size)
-        found = operations.embedding(places.masked_fill(outside, 0), self.weight)
+        found = self._rows(places.masked_fill(outside, 0), operations)
         return self._group.all_reduce(found.masked_fill(outside[:, None], 0))
+
+    def _rows(self, places: torch.Tensor, operations: Operations) -> torch.Tensor:
+        form = form_of(self, "weight")
+        if form is None:
+            return operations.embedding(places, self.weight)
+        return form.look_up(self.weight, places)
 
     def logits(self, hidden: torch.Tensor, operations: Operations) -> torch.Tensor:
         """Return float32 logits [n, V] of ``hidden`` [n, H], the same bits on every rank."""
-        logits = operations.linear(hidden, self.weight, None).float()
+        form = form_of(self, "weight")
+        if form is None:
+            logits = operations.linear(hidden, self.weight, None).float()
+        else:
+            logits = form.linear(self.weight, hidden, None).float()
         return logits if self._group is None else self._group.all_gather(logits, self.sizes, -1)
 
     def slots(self, name: str) -> dict[str, Slot]:
