@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -117,3 +121,55 @@ def is_alive():
             return False
 
     return is_alive
+
+
+class Nodes:
+    """Two logical nodes, in a process that starts and ends them."""
+
+    def __init__(self, folder):
+        from hardpoint_ray.session import token
+
+        descriptor = os.open(folder / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(token())  # as Ray reads one for each process
+        self.token_file = folder / "token"
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("ray_nodes.py")), str(folder), "4"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.address = self._line()
+
+    def _line(self):
+        for line in self.process.stdout:
+            if line.strip() == "removed" or re.fullmatch(r"[\d.]+:\d+\n", line):
+                return line.strip()
+        raise EOFError("the nodes' process ended")
+
+    def remove(self):
+        """Have the second node go, all at once."""
+        self.process.stdin.write("remove\n")
+        self.process.stdin.flush()
+        return self._line()
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(PATIENCE)
+        self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """Two logical nodes of this module's own; ``plugins.ray.address`` names them."""
+    folder = Path(tempfile.mkdtemp(prefix="hp-ray-", dir="/tmp"))
+    made = Nodes(folder)
+    before = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(made.token_file)
+    yield made
+    if before is None:
+        del os.environ["RAY_AUTH_TOKEN_PATH"]
+    else:
+        os.environ["RAY_AUTH_TOKEN_PATH"] = before
+    made.close()
+    shutil.rmtree(folder)

@@ -125,7 +125,7 @@ def test_a_worker_that_cannot_be_built_raises_its_own_error(launcher):
 
 def test_the_token_is_in_no_environment_and_in_no_command(session):
     import psutil
-    from hardpoint_ray.session import _token
+    from hardpoint_ray.session import token
 
     seen = 0
     for process in psutil.process_iter():
@@ -134,7 +134,7 @@ def test_the_token_is_in_no_environment_and_in_no_command(session):
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
         seen += "ray" in text
-        assert _token() not in text
+        assert token() not in text
     assert seen
 
 

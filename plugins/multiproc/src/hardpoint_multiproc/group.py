@@ -167,11 +167,11 @@ class WorkerGroup:
         if not isinstance(rank, int):
             raise TypeError(f"a nursery speaks of rank {rank!r}")
         worker, now = self._workers[rank], time.monotonic()
-        if message["op"] == "started" and not fds:  # its pidfd was one descriptor too many
+        if message["op"] == "started" and "refused" in message:  # its pidfd was one too many
             error = refused(OSError(errno.EMFILE, message["refused"]))
             self._judge(lambda judge: judge.refused(rank, error, now))
         elif message["op"] == "started":
-            self._started(worker, int(str(message["pid"])), fds[0], now)
+            self._started(worker, int(str(message["pid"])), fds[0] if fds else -1, now)
         elif message["op"] == "exited":
             code, cause = message["exit"], message.get("cause")
             worker.exit = None if code is None else int(str(code))
@@ -194,7 +194,8 @@ class WorkerGroup:
         loop, rank = self._nursery.loop, worker.launch.rank
         self._nursery.output.rename(rank, f"{worker.launch.title} pid={pid}")
         worker.launch.hand_over()
-        loop.watch(pidfd, lambda: self._dying(worker))
+        if pidfd >= 0:  # else it is on another host
+            loop.watch(pidfd, lambda: self._dying(worker))
         loop.watch(worker.lane.fileno(), lambda: self._listen(worker))
         self._judge(lambda judge: judge.spawned(rank, pid, now))
 

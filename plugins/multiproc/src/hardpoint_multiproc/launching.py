@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,9 @@ def check_devices(executor: Executor) -> None:
 class WorkerPlan:
     """What one worker will be told: ``spec`` as JSON for its process to become one, ``boot`` as the
     codec encoded it for the worker to be built.
+
+    In ``spec``, ``rendezvous`` is what the address of one begins with (empty: there is none), and
+    ``place`` the worker's among those of its channel.
     """
 
     rank: int
@@ -76,9 +79,13 @@ def plan_workers(
     codec: Codec,
     start_call: int,
     settings: MultiprocSettings,
+    local_ranks: Sequence[int] | None = None,
 ) -> list[WorkerPlan]:
-    """Decide what each worker is told; opens nothing."""
+    """Decide what each worker is told; opens nothing. ``local_ranks`` are those among the workers
+    of each one's host; None: all are on one.
+    """
     world_size = executor.world_size
+    locals_ = range(world_size) if local_ranks is None else local_ranks
     cores = _cores(executor, settings)
     folder = _folder()
     plans = []
@@ -94,9 +101,11 @@ def plan_workers(
             "cores": cores[rank],
             "heartbeat": executor.config.rpc.heartbeat,
             "codec": codec.name,
-            "rendezvous": world_size > 1,
+            "rendezvous": "file://" if world_size > 1 else "",
+            "place": rank,
         }
-        boot = codec.encode(_boot(executor, rank, start_call), "the worker's boot record")
+        record = _boot(executor, rank, locals_[rank], start_call)
+        boot = codec.encode(record, "the worker's boot record")
         plans.append(WorkerPlan(rank=rank, title=title, spec=spec, boot=bytes(boot.data)))
     return plans
 
@@ -107,9 +116,10 @@ def make_launches(
     end: DriverEnd,
     claims: CallerClaims,
     output: Output,
+    meeting: Callable[[int], bytes] | None = None,
 ) -> None:
     """Make everything that the workers are given; each thing is in ``launches`` as soon as it is
-    made.
+    made. ``meeting(rank)`` is what that rank's rendezvous holds; None: all share one, empty yet.
     """
     for plan in plans:
         launch = Launch(rank=plan.rank, title=plan.title)
@@ -126,7 +136,10 @@ def make_launches(
         give(os.dup(claims.fd))
         if plan.spec["rendezvous"]:
             first = launches[0].given
-            give(os.dup(first[RENDEZVOUS]) if plan.rank else descriptors.memory("rendezvous"))
+            if meeting is not None:
+                give(descriptors.memory("rendezvous", meeting(plan.rank)))
+            else:
+                give(os.dup(first[RENDEZVOUS]) if plan.rank else descriptors.memory("rendezvous"))
         for fd in handle.fds:
             give(os.dup(fd))
 
@@ -145,7 +158,7 @@ def _lane(launch: Launch) -> int:
     return theirs.detach()
 
 
-def _boot(executor: Executor, rank: int, start_call: int) -> Boot:
+def _boot(executor: Executor, rank: int, local_rank: int, start_call: int) -> Boot:
     config, registry, platform = executor.config, executor.registry, executor.platform
     return Boot(
         config=_portable(config),
@@ -154,7 +167,7 @@ def _boot(executor: Executor, rank: int, start_call: int) -> Boot:
         worker_class=registry.worker_class(config, platform),
         model_runner=registry.model_runner_class(config, platform),
         rank=rank,
-        local_rank=rank,
+        local_rank=local_rank,
         world_size=executor.world_size,
         generation=executor.generation,
         start_call=start_call,

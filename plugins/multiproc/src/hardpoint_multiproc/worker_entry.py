@@ -74,11 +74,11 @@ def serve(
     orders = codec.decode(descriptors.contents(boot), "the worker's boot record")
     os.close(boot)
     if rendezvous is not None:
-        orders = evolve(orders, rendezvous=f"file:///proc/self/fd/{rendezvous}")
+        orders = evolve(orders, rendezvous=f"{spec['rendezvous']}/proc/self/fd/{rendezvous}")
     orders = evolve(orders, resources=resources or {})
     handle = channel.WorkerHandle(fds=tuple(rest), data=spec["channel"])
     claims = WorkerClaims(board, orders.world_size, rank)
-    attach = partial(channel.attach, handle, rank, codec=codec)
+    attach = partial(channel.attach, handle, spec["place"], codec=codec)
     return run(orders, attach, control, claims.begin, codec.learn)
 
 

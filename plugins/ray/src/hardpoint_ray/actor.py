@@ -6,10 +6,11 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import ray
-from attrs import frozen
+from attrs import evolve, frozen
 
 from hardpoint_ray import handover
 
@@ -59,6 +60,31 @@ class WorkerActor:
         os.close(told)
         enter(spec["cwd"])
         return serve(spec, rest, resources)
+
+    def run_afar(self, packet: Mapping[str, Any], resources: Mapping[str, tuple[str, ...]]) -> int:
+        """Be a worker on another node than the driver's, by what ``packet`` holds; return the exit
+        code.
+        """
+        from hardpoint.rpc.control import ControlThread
+        from hardpoint.rpc.network.hub import attach, codec_across, rendezvous_file
+        from hardpoint.rpc.network.lanes import WorkerLane
+        from hardpoint.rpc.worker_process import run
+
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        rank, channel = packet["rank"], packet["worker"]["channel"]
+        codec = codec_across()
+        lane = WorkerLane(packet["worker"]["lane"])
+        control = ControlThread(lane.end, packet["heartbeat"], rank=rank)
+        control.start()
+        control.stage("boot")
+        orders = codec.decode(packet["boot"], "the worker's boot record")
+        fd, address = rendezvous_file(packet["rendezvous"])
+        try:
+            orders = evolve(orders, rendezvous=address, resources=resources)
+            return run(orders, partial(attach, channel, rank, codec), control, None, codec.learn)
+        finally:
+            os.close(fd)
 
 
 def _speak(out: int) -> None:

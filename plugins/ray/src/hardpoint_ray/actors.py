@@ -43,7 +43,7 @@ class _Actor:
     session: int = -1
     pidfd: int = -1
     given: list[int] | None = None
-    over: bool = False
+    packet: Mapping[str, Any] | None = None
 
 
 class Actors:
@@ -103,6 +103,10 @@ class Actors:
             self._actors[seat.rank] = _Actor(seat=seat, handle=handle, where=where)
         return found
 
+    def give(self, rank: int, packet: Mapping[str, Any]) -> None:
+        """Have worker ``rank``, of another node, start with ``packet``."""
+        self._actors[rank].packet = packet
+
     def listen(
         self, heard: Callable[[dict[str, Any], list[int]], None], died: Callable[[int | None], None]
     ) -> None:
@@ -115,8 +119,14 @@ class Actors:
         """Start a worker, or signal one; any thread."""
         actor = self._actors[message["rank"]]
         if message["op"] == "start":
-            actor.given = list(fds)
-            reference = actor.handle.run_beside.remote(self._handover.name, actor.where.resources)
+            resources = actor.where.resources
+            if actor.packet is None:
+                actor.given = list(fds)
+                reference = actor.handle.run_beside.remote(self._handover.name, resources)
+            else:
+                packet, actor.packet = actor.packet, None
+                reference = actor.handle.run_afar.remote(packet, resources)
+                self.loop.call(partial(self._started, actor))
             reference.future().add_done_callback(partial(self._over, actor))
         elif message["op"] == "signal":
             self._signal(actor, message["signal"])
@@ -152,9 +162,12 @@ class Actors:
         actor.given = None
         actor.session = os.getsid(pid)
         actor.pidfd = os.pidfd_open(pid)
+        self._started(actor)
+
+    def _started(self, actor: _Actor) -> None:
         if self._heard is not None:
-            message = {"op": "started", "rank": actor.seat.rank, "pid": pid}
-            self._heard(message, [os.dup(actor.pidfd)])
+            message = {"op": "started", "rank": actor.seat.rank, "pid": actor.where.pid}
+            self._heard(message, [os.dup(actor.pidfd)] if actor.pidfd >= 0 else [])
 
     def _wanted(self, pid: int) -> list[int] | None:
         for actor in self._actors.values():
@@ -169,7 +182,6 @@ class Actors:
         self.loop.call(partial(self._tell_of, actor, code, error))
 
     def _tell_of(self, actor: _Actor, code: int | None, error: BaseException | None) -> None:
-        actor.over = True
         if self._heard is not None:
             message = {"op": "exited", "rank": actor.seat.rank, "exit": code, "cause": error}
             self._heard(message, [])

@@ -186,6 +186,11 @@ def nodes() -> list[Node]:
     ]
 
 
+def addresses() -> dict[str, str]:
+    """Return node -> address, as Ray's own nodes reach each other."""
+    return {node.node_id: node.address for node in nodes()}
+
+
 def reserve(settings: RaySettings, placement: Placement) -> Reservation:
     """Have a bundle for each worker: of the given group, the current one, or a new one; wait until
     it is there.

@@ -13,7 +13,6 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import tempfile
 import threading
@@ -36,6 +35,9 @@ ADDRESS, AUTH_MODE, TOKEN, TOKEN_PATH = (
     "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH",
 )  # fmt: skip
 
+USAGE = "RAY_USAGE_STATS_ENABLED"
+"""Whether Ray reports its use to its makers: not of one that is started here, unless it is set."""
+
 CLUSTER = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Whether Ray listens to other hosts. The name is history: it does as this says everywhere, and has
 no other way to keep to the loopback address (Ray 2.60 takes 127.0.0.1 for the host's own address).
@@ -54,69 +56,65 @@ _SWEEP += 'i=$((i+1)); done; rm -rf -- "$1"'
 class Session:
     """One use of the connection, by one executor. :meth:`close` is idempotent."""
 
-    def __init__(self, started: _Started | None) -> None:
-        self._started = started
+    def __init__(self, connection: _Connection | None) -> None:
+        self._connection = connection
         self._closed = False
 
     @property
     def is_own(self) -> bool:
         """Whether this Ray was started here."""
-        return self._started is not None
+        return isinstance(self._connection, _OwnRay)
 
     def close(self) -> None:
-        """Use it no more; whoever is the last ends a Ray that was started here."""
+        """Use it no more; whoever is the last ends a connection, or a Ray, that was made here."""
         with _LOCK:
             if self._closed:
                 return
             self._closed = True
-            if self._started is not None:
-                self._started.leave()
+            if self._connection is not None:
+                self._connection.leave()
 
 
-class _Started:
-    """A Ray that was started here, with the connection to it: its folder, its thread, its users."""
+class _Connection:
+    """A connection to the Ray at ``address`` that was made here: its thread and its users."""
 
-    current: _Started | None = None
+    current: _Connection | None = None
 
-    def __init__(self, resources: Mapping[str, float], object_store_bytes: int) -> None:
-        self.users = 0
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._users = 0
         self._ready: Future[None] = Future()
         self._leave = threading.Event()
-        self._folder = _folder()
-        self._sweeper = _sweeper(self._folder)
-        self._resources = dict(resources)
-        self._object_store_bytes = object_store_bytes
         self._thread = threading.Thread(target=self._live, name="hardpoint-ray", daemon=True)
         self._thread.start()
 
-    def join(self) -> None:
-        """Wait until it is up; raise what kept it from starting."""
+    def join(self) -> Session:
+        """Wait until it is up, and use it; raise what kept it from that. Under the lock."""
         try:
             self._ready.result()
         except BaseException:
-            self.leave(force=True)
+            self._end()
             raise
-        self.users += 1
+        self._users += 1
+        return Session(self)
 
-    def leave(self, *, force: bool = False) -> None:
-        """One user less; stop after the last. Under the lock."""
-        self.users -= 1
-        if self.users > 0 and not force:
-            return
-        _Started.current = None
+    def leave(self) -> None:
+        """One user less; end it after the last. Under the lock."""
+        self._users -= 1
+        if self._users <= 0:
+            self._end()
+
+    def _end(self) -> None:
+        _Connection.current = None
         self._leave.set()
         self._thread.join(STOP_SECONDS)
-        if self._sweeper.stdin is not None:
-            self._sweeper.kill()
-            self._sweeper.stdin.close()
-        self._sweeper.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _live(self) -> None:
         try:
-            with _environment(self._folder):
+            with _environment(self._variables()):
                 try:
-                    self._start()
+                    with _quiet():
+                        self._open()
                 except BaseException as error:  # noqa: BLE001 - raised where it is awaited
                     with contextlib.suppress(Exception):
                         ray.shutdown()
@@ -128,12 +126,41 @@ class _Started:
         except Exception:
             _logger.exception("ending Ray raised")
 
-    def _start(self) -> None:
+    def _variables(self) -> dict[str, str | None]:
+        """Return what the environment is to have meanwhile; None: not that variable."""
+        return {}
+
+    def _open(self) -> None:
+        local = self._address.startswith(("127.", "localhost:", "[::1]"))
+        if os.environ.get(TOKEN) or os.environ.get(TOKEN_PATH):
+            _use_token()
+        with _loopback() if local else contextlib.nullcontext():  # else it is taken for another
+            ray.init(address=self._address, configure_logging=False, log_to_driver=True)
+
+
+class _OwnRay(_Connection):
+    """A Ray that was started here, in a folder of its own."""
+
+    def __init__(self, resources: Mapping[str, float], object_store_bytes: int) -> None:
+        self._folder = _folder()
+        self._sweeper = _sweeper(self._folder)
+        self._resources = dict(resources)
+        self._object_store_bytes = object_store_bytes
+        super().__init__("local")
+
+    def _variables(self) -> dict[str, str | None]:
+        wanted: dict[str, str | None] = {ADDRESS: None, CLUSTER: "0"}
+        wanted[USAGE] = os.environ.get(USAGE, "0")
+        if not os.environ.get(TOKEN) and not os.environ.get(TOKEN_PATH):
+            wanted[TOKEN_PATH] = str(self._folder / "token")
+        return wanted
+
+    def _open(self) -> None:
         resources = dict(self._resources)
         cpus = resources.pop("CPU", 0.0)
         resources.pop("GPU", None)  # Ray finds them
         options: dict[str, Any] = {
-            "address": "local",
+            "address": self._address,
             "num_cpus": max(os.cpu_count() or 1, int(-(-cpus // 1))),
             "resources": resources,
             "include_dashboard": False,
@@ -142,8 +169,16 @@ class _Started:
             "log_to_driver": True,
             "_temp_dir": str(self._folder),
         }
-        with _quiet(), _loopback():
+        with _loopback():
             ray.init(**options)
+
+    def _end(self) -> None:
+        super()._end()
+        self._sweeper.kill()
+        if self._sweeper.stdin is not None:
+            self._sweeper.stdin.close()
+        self._sweeper.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 _LOCK = threading.RLock()
@@ -157,61 +192,47 @@ def connect(settings: RaySettings, needed: Mapping[str, float]) -> Session:
     for one that cannot be joined or started.
     """
     with _LOCK:
-        address = settings.address
+        current = _Connection.current
         if ray.is_initialized():
-            started = _Started.current
-            if started is not None:
-                started.join()
-            return Session(started)
-        if address is None:
-            address = os.environ.get(ADDRESS) or "local"
+            return Session(None) if current is None else current.join()
+        address = settings.address or os.environ.get(ADDRESS) or "local"
         if address == "local":
-            return _start(settings, needed)
-        _join(address)
-        return Session(None)
+            _require_token(settings)
+            _logger.info("starting Ray on this host, as none is named")
+        elif address.startswith("ray://"):
+            raise ExecutorFailedError(
+                f"{address!r} is an address for Ray's client, by which no worker can be watched; "
+                "run the driver on a node of that Ray, and name it as host:port"
+            )
+        _Connection.current = made = (
+            _OwnRay(needed, settings.object_store_bytes)
+            if address == "local"
+            else _Connection(address)
+        )
+        try:
+            return made.join()
+        except Exception as error:
+            what = (
+                "could not be started" if address == "local" else f"at {address!r} did not answer"
+            )
+            raise ExecutorFailedError(f"the Ray {what}: {error}") from error
 
 
-def _start(settings: RaySettings, needed: Mapping[str, float]) -> Session:
+def _require_token(settings: RaySettings) -> None:
     mode = os.environ.get(AUTH_MODE)
-    if mode is not None and mode.lower() != "token":
-        problem = Problem(
-            key="plugins.ray.address",
-            value=settings.address,
-            message=f"a Ray would have to be started, and {AUTH_MODE}={mode} has it let in anyone.",
-            way_out=f"Unset {AUTH_MODE}, or start Ray yourself and name its address.",
-        )
-        raise config_error([problem])
-    _logger.info("starting Ray on this host, as none is named")
-    started = _Started.current = _Started(needed, settings.object_store_bytes)
-    try:
-        started.join()
-    except BaseException as error:
-        _Started.current = None
-        if isinstance(error, Exception):
-            raise ExecutorFailedError(f"Ray could not be started: {error}") from error
-        raise
-    return Session(started)
-
-
-def _join(address: str) -> None:
-    if address.startswith("ray://"):
-        raise ExecutorFailedError(
-            f"{address!r} is an address for Ray's client, by which no worker can be watched; run "
-            "the driver on a node of that Ray, and name it as host:port"
-        )
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        with _quiet():
-            ray.init(address=address, configure_logging=False, log_to_driver=True)
-    except Exception as error:
-        raise ExecutorFailedError(f"the Ray at {address!r} cannot be joined: {error}") from error
-    finally:
-        if threading.current_thread() is threading.main_thread() and handler is not None:
-            signal.signal(signal.SIGTERM, handler)  # Ray takes it
+    if mode is None or mode.lower() == "token":
+        return
+    problem = Problem(
+        key="plugins.ray.address",
+        value=settings.address,
+        message=f"a Ray would have to be started, and {AUTH_MODE}={mode} has it let in anyone.",
+        way_out=f"Unset {AUTH_MODE}, or start Ray yourself and name its address.",
+    )
+    raise config_error([problem])
 
 
 @functools.cache
-def _token() -> str:
+def token() -> str:
     """Return this process's token: Ray reads it once, so each Ray started here has the same."""
     return secrets.token_hex(32)
 
@@ -223,7 +244,7 @@ def _folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="hp-ray-", dir=base))
     descriptor = os.open(folder / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        file.write(_token())
+        file.write(token())
     return folder
 
 
@@ -239,23 +260,31 @@ def _sweeper(folder: Path) -> subprocess.Popen[bytes]:
 
 
 @contextlib.contextmanager
-def _environment(folder: Path) -> Iterator[None]:
-    """Have Ray's processes find the token of ``folder``, unless the user has another; and restore
-    the variables, of which Ray sets some itself.
-    """
-    before = {name: os.environ.get(name) for name in (ADDRESS, AUTH_MODE, TOKEN_PATH, CLUSTER)}
-    os.environ.pop(ADDRESS, None)
-    os.environ[CLUSTER] = "0"
-    if not os.environ.get(TOKEN) and not os.environ.get(TOKEN_PATH):
-        os.environ[TOKEN_PATH] = str(folder / "token")
+def _environment(wanted: Mapping[str, str | None]) -> Iterator[None]:
+    """Have the variables ``wanted``, and restore those and the one that Ray sets itself."""
+    before = {name: os.environ.get(name) for name in (*wanted, AUTH_MODE)}
+    _set(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _use_token() -> None:
+    """Have Ray show the token that the environment names, also to a Ray that is named by address:
+    by itself it does so only where AUTH_MODE was set before Ray's import.
+    """
+    from ray._private.authentication import authentication_token_setup
+
+    authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 @contextlib.contextmanager

@@ -38,6 +38,11 @@ class RaySettings:
     object_store_bytes: int = key(
         80 << 20, "memory for objects of a Ray that is started here", above=0
     )
+    listen: str | None = key(
+        None,
+        "address of this host at which workers of other nodes call back; unset: the one by which "
+        "Ray knows it",
+    )
     start_timeout: float = key(
         120.0, "seconds for which no worker may come any further while it starts and loads", above=0
     )

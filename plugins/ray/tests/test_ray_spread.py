@@ -1,0 +1,80 @@
+"""Actors on two nodes: the driver's by shared memory, the others by the network."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from hardpoint.errors import WorkerDiedError
+
+SPREAD = {"plugins.ray.strategy": "SPREAD"}
+
+
+@pytest.fixture
+def spread(launcher, nodes):
+    """Start three workers on two nodes."""
+    return lambda **keys: launcher.start(
+        workers=3, **{"plugins.ray.address": nodes.address, **SPREAD, **keys}
+    )
+
+
+def seats_of(executor):
+    actors = executor._resources.nursery._actors
+    return [actors[rank] for rank in sorted(actors)]
+
+
+def test_the_driver_s_node_has_the_first_ranks_and_all_answer_in_rank_order(spread):
+    executor = spread()
+    actors = seats_of(executor)
+    assert actors[0].pidfd >= 0
+    here = [rank for rank, each in enumerate(actors) if each.pidfd >= 0]
+    assert 0 < len(here) < 3
+    assert here == list(range(len(here)))
+    assert len({each.where.node_id for each in actors}) == 2
+    assert executor.collective_rpc("supported_tasks") == [("generate", "embed")] * 3
+    assert [each.rank for each in executor.check_health()] == [0, 1, 2]
+    futures = [executor.collective_rpc("supported_tasks", non_block=True) for _ in range(20)]
+    assert len([future.result(60) for future in futures]) == 20
+
+
+def test_a_killed_actor_of_another_node_is_told_with_its_cause(spread):
+    from ray.exceptions import RayActorError
+
+    executor = spread()
+    victim = seats_of(executor)[-1]
+    assert victim.pidfd == -1
+    future = executor.collective_rpc("supported_tasks", non_block=True)
+    future.result(60)
+    os.kill(victim.where.pid, signal.SIGKILL)
+    error = failure_of(executor)
+    assert isinstance(error, WorkerDiedError)
+    assert (error.rank, error.pid) == (2, victim.where.pid)
+    assert isinstance(error.__cause__, RayActorError)
+
+
+def failure_of(executor):
+    heard = []
+    executor.register_failure_callback(heard.append)
+    end = time.monotonic() + 60
+    while not heard and time.monotonic() < end:
+        time.sleep(0.01)
+    return heard[0]
+
+
+def test_a_shutdown_ends_the_workers_of_every_node(spread, is_alive, eventually):
+    executor = spread()
+    pids = [each.where.pid for each in seats_of(executor)]
+    executor.shutdown()
+    eventually(lambda: not any(map(is_alive, pids)))
+
+
+def test_a_removed_node_fails_the_group(spread, nodes):
+    """Last in this file: there is one node less then."""
+    executor = spread()
+    assert nodes.remove() == "removed"
+    error = failure_of(executor)
+    assert isinstance(error, WorkerDiedError)
+    assert error.rank == 2
+    assert error.__cause__ is not None
