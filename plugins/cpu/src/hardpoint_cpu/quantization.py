@@ -5,7 +5,13 @@ says.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import logging
+import mmap
+import os
+import platform
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
@@ -19,16 +25,29 @@ from hardpoint_runtime.quantization import (
     Quantization,
     StoredRows,
 )
+from hardpoint_runtime.quantization.packed_form import hold_packed
 
 from hardpoint_cpu.native import packing
+from hardpoint_cpu.packed_cache import NewFile, PackedCache, cache_folder, key_of
+from hardpoint_cpu.settings import CpuSettings
 
 if TYPE_CHECKING:
+    from hardpoint_runtime.loading.weights import Weights
+    from hardpoint_runtime.quantization.method import Packed
     from torch import Tensor
+
+_logger = logging.getLogger("hardpoint.worker")
 
 GGUF_KINDS: Final = {
     "Q8_0": "q8_0", "Q4_0": "q4_0", "Q4_1": "q4_1", "Q4_K": "q4_k", "Q6_K": "q6_k"
 }  # fmt: skip
 """Block type of a file -> the library's type that has the same numbers."""
+LEAST_KEPT: Final = 32 << 20
+"""Bytes of a model from which its packed weights are kept: less is packed in a moment."""
+PANEL: Final = 16
+"""Rows that are packed together."""
+SPLIT: Final = 1 << 20
+"""Numbers from which rows are packed by several threads."""
 NUMBERS: Final = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -46,10 +65,17 @@ class NativeForm(PackedForm):
             source, kind = rows.data.contiguous().numpy(), GGUF_KINDS[rows.kind]
         else:
             source, kind = _as_array(rows), NUMBERS[rows.dtype]
-        packing.pack(
-            source, kind, part.kind, cols=self.cols, rows=part.rows, first=first - part.first,
-            out=self._bytes(memory, part),
-        )  # fmt: skip
+        out, start = self._bytes(memory, part), first - part.first
+
+        def pack(span: tuple[int, int]) -> None:
+            packing.pack(
+                source[span[0] : span[1]], kind, part.kind, cols=self.cols, rows=part.rows,
+                first=start + span[0], out=out,
+            )  # fmt: skip
+
+        spans = _spans(start, len(source), self.cols)
+        with ThreadPoolExecutor(len(spans)) as pool:
+            list(pool.map(pack, spans))
 
     def unpack(self, memory: Tensor, first: int, count: int) -> Tensor:
         """Return numbers as the kernels multiply them."""
@@ -115,19 +141,69 @@ class NativePacking(Quantization):
             )
 
 
-class Int8(NativePacking):
+class Quantised(NativePacking):
+    """Packs everything as one kind, whatever it was. That takes time, so what comes out is kept
+    (:mod:`hardpoint_cpu.packed_cache`); blocks of a GGUF file are packed as fast as they are read.
+    """
+
+    _new: NewFile | None = None
+
+    def hold(self, plan: Sequence[Packed], weights: Weights) -> Collection[str]:
+        """Map what was packed before; else take memory that can be kept."""
+        sizes = [-(-each.form.num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE for each in plan]
+        folder = cache_folder(self._settings.packed_cache)
+        files = weights.files()
+        if folder is None or not files or sum(sizes) < LEAST_KEPT:
+            return super().hold(plan, weights)
+        cache = PackedCache(folder, self._settings.packed_cache_bytes)
+        key = key_of(files, self._spelled(plan))
+        kept = cache.open(key, sum(sizes))
+        if kept is not None:
+            _logger.info("packed weights are mapped from %s", folder)
+            _share_out(plan, sizes, kept)
+            return [name for each in plan for name in each.weights]
+        self._new = cache.begin(key, sum(sizes))
+        if self._new is None:
+            return super().hold(plan, weights)
+        _share_out(plan, sizes, self._new.weights)
+        return ()
+
+    def loaded(self, plan: Sequence[Packed]) -> None:
+        """Keep what was packed."""
+        if self._new is None:
+            return
+        sizes = [-(-each.form.num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE for each in plan]
+        try:
+            _share_out(plan, sizes, self._new.finish())
+        finally:
+            self._new.close()
+            self._new = None
+
+    def _spelled(self, plan: Sequence[Packed]) -> Iterator[str]:
+        """Yield all that decides the bytes beside the checkpoint's files."""
+        yield f"{platform.machine()} {packing.layout()} {version('hardpoint-cpu')} {self.dtype}"
+        for each in plan:
+            yield f"{each.name} {each.form.rows} {each.form.cols} {each.form.parts} {each.weights}"
+
+    @property
+    def _settings(self) -> CpuSettings:
+        found = self.config.plugins.settings.get("cpu")
+        return found if isinstance(found, CpuSettings) else CpuSettings()
+
+
+class Int8(Quantised):
     """Eight-bit weights, activations in float32."""
 
     kind = "int8"
 
 
-class W8A8(NativePacking):
+class W8A8(Quantised):
     """Eight-bit weights and activations."""
 
     kind = "w8a8"
 
 
-class W4A8(NativePacking):
+class W4A8(Quantised):
     """Four-bit weights, eight-bit activations."""
 
     kind = "w4a8"
@@ -144,3 +220,27 @@ def _as_array(rows: Tensor) -> np.ndarray:
 
 def _overlap(part: PackedPart, first: int, last: int) -> tuple[int, int]:
     return max(first, part.first), min(last, part.first + part.rows)
+
+
+def _spans(start: int, rows: int, cols: int) -> list[tuple[int, int]]:
+    """Return first and last of the rows, counted from ``start`` on, that each thread packs: whole
+    panels, as two threads must not write one.
+    """
+    threads = max(1, min(_cores(), rows * cols // SPLIT))
+    step = -(-rows // threads // PANEL) * PANEL
+    edges = [0, *range(step - start % PANEL, rows, step), rows]
+    return list(itertools.pairwise(edges))
+
+
+def _cores() -> int:
+    """Return how many threads may pack: as many as there are cores for this process."""
+    return len(os.sched_getaffinity(0))
+
+
+def _share_out(plan: Sequence[Packed], sizes: Sequence[int], memory: mmap.mmap) -> None:
+    """Have each matrix of ``plan`` held in its part of ``memory``."""
+    offset = 0
+    for each, size in zip(plan, sizes, strict=True):
+        own = torch.frombuffer(memory, dtype=torch.uint8, count=each.form.num_bytes, offset=offset)
+        hold_packed(each.module, each.parameter, each.form, own)
+        offset += size

@@ -27,3 +27,8 @@ class CpuSettings:
         "instructions that a native program uses",
         choices=("auto", "portable", "avx2", "avx512"),
     )
+    packed_cache: str = key(
+        "auto",
+        "folder where quantised weights are kept for the next start; auto: the user's, or none",
+    )
+    packed_cache_bytes: int = key(16 << 30, "most bytes of all files there", low=0)

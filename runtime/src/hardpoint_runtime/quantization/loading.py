@@ -46,7 +46,9 @@ def load_packed(
         )
     done = frozenset(quantization.hold(plan, weights))
     names = [name for name in expected if name not in done]
-    return pour(model, stream(model, weights, dtype, names), cancelled)
+    given = pour(model, stream(model, weights, dtype, names), cancelled)
+    quantization.loaded(plan)
+    return given
 
 
 def plan_packing(
@@ -70,7 +72,10 @@ def plan_packing(
                         module=module,
                         parameter=parameter,
                         form=form,
-                        weights=tuple(own),
+                        weights={
+                            name: f"{slot.start} {slot.held} {slot.runs}"
+                            for name, slot in own.items()
+                        },
                     )
                 )
     return tuple(found)

@@ -5,7 +5,7 @@ the key ``quantization``, or the platform's own choice where that is unset.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,7 +51,8 @@ class Packed:
     module: nn.Module
     parameter: str
     form: PackedForm
-    weights: tuple[str, ...]
+    weights: Mapping[str, str]
+    """Name -> which part of it goes where, spelled."""
 
 
 class Quantization(ABC):
@@ -76,3 +77,7 @@ class Quantization(ABC):
             memory = torch.zeros(each.form.num_bytes, dtype=torch.uint8)
             hold_packed(each.module, each.parameter, each.form, memory)
         return ()
+
+    def loaded(self, plan: Sequence[Packed]) -> None:
+        """Take note that every matrix of ``plan`` is filled; nothing is to be done by itself."""
+        del plan
