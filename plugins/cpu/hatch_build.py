@@ -41,7 +41,8 @@ LEVELS = {
 }
 """The flags of each level; all but the first are of x86 processors."""
 PLAIN = (
-    "team.cpp", "program.cpp", "execution.cpp", "experts.cpp", "packing.cpp", "testing.cpp",
+    "team.cpp", "program.cpp", "execution.cpp", "experts.cpp", "packing.cpp", "sampling.cpp",
+    "testing.cpp",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "program.h"
+#include "sampling.h"
 #include "team.h"
 
 namespace hardpoint {
@@ -55,6 +56,8 @@ public:
 
     int32_t run(const hp_step& step, int64_t first, int64_t last);
     void best(const float* logits, int64_t rows, int64_t count, int64_t* best);
+    void choose(const float* logits, int64_t rows, int64_t count, const hp_wish* wishes,
+                int64_t* tokens);
     float* buffer(int64_t index) const;
 
 private:

@@ -116,6 +116,32 @@ bool Program::is_sole_norm(size_t place) const {
     return true;
 }
 
+void Program::choose(const float* logits, int64_t rows, int64_t count, const hp_wish* wishes,
+                     int64_t* tokens) {
+    struct Work {
+        const float* logits;
+        int64_t rows, count;
+        const hp_wish* wishes;
+        int64_t* tokens;
+        std::atomic<int64_t> next{0};
+    } work{logits, rows, count, wishes, tokens};
+    team_.run(
+        [](void* context, int) {
+            Work& own = *(Work*)context;
+            std::vector<float> scratch;
+            for (int64_t row; (row = own.next.fetch_add(1)) < own.rows;) {
+                const float* logits = own.logits + row * own.count;
+                try {
+                    own.tokens[row] =
+                        hardpoint::choose(logits, own.count, own.wishes[row], scratch);
+                } catch (const std::bad_alloc&) {
+                    own.tokens[row] = UNDECIDED;
+                }
+            }
+        },
+        &work);
+}
+
 float* Program::buffer(int64_t index) const {
     return index < 0 || index >= shape_.buffers ? nullptr : buffers_[size_t(index)].data();
 }
@@ -231,7 +257,8 @@ void Program::divide(const hp_step& step) {
 int64_t scratch_size(int64_t most_columns, int64_t group, int64_t head) {
     const int64_t rows = QUERY_TILE * group;
     const int64_t attention = rows * (3 * head + KEY_TILE);
-    const int64_t products = MOST_ROWS * (2 * CHUNK + PANEL) + 4 * most_columns;
+    const int64_t widened = std::max(4 * most_columns, PANEL * (256 + 4));
+    const int64_t products = MOST_ROWS * (2 * CHUNK + PANEL) + widened;
     return std::max(attention, products) + 64;
 }
 
@@ -284,6 +311,12 @@ void hp_program_best(void* program, const float* logits, int64_t rows, int64_t c
                      int64_t* best) {
     std::lock_guard<std::mutex> lock(hardpoint::stepping);
     ((Program*)program)->best(logits, rows, count, best);
+}
+
+void hp_program_choose(void* program, const float* logits, int64_t rows, int64_t count,
+                       const hp_wish* wishes, int64_t* tokens) {
+    std::lock_guard<std::mutex> lock(hardpoint::stepping);
+    ((Program*)program)->choose(logits, rows, count, wishes, tokens);
 }
 
 float* hp_program_buffer(void* program, int64_t index) { return ((Program*)program)->buffer(index); }

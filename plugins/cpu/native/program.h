@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels.h"
+#include "sampling.h"
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -86,6 +87,10 @@ int32_t hp_program_run(void* program, const hp_step* step, int64_t first, int64_
 // best[i]: the place of the greatest of logits [rows, count], -1 where there is none.
 void hp_program_best(void* program, const float* logits, int64_t rows, int64_t count,
                      int64_t* best);
+// tokens[i]: what wishes[i] chooses of logits [rows, count]; -1 where there is nothing to choose from,
+// -2 where the reference must decide.
+void hp_program_choose(void* program, const float* logits, int64_t rows, int64_t count,
+                       const hp_wish* wishes, int64_t* tokens);
 // A buffer, [most_tokens, its columns]; null if there is none. Good until the next run.
 float* hp_program_buffer(void* program, int64_t index);
 

@@ -71,3 +71,31 @@ def test_what_asks_for_other_graphs_gets_them_and_the_log_says_why(
     assert reason in said[0]
     with pytest.raises(HardpointError, match=r"native = 'on'.*graph_"):
         engine(folder, "on", **keys).close()
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks"),
+    [
+        ("qwen2-moe", {"tensor_parallel_size": 2}),
+        pytest.param(
+            "gemma2",
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("biases", {"pipeline_parallel_size": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_shards_and_stages_have_programs_of_their_own(checkpoint, family, ranks):
+    drawn = SamplingParams(temperature=0.9, top_p=0.9, seed=5, max_tokens=6, ignore_eos=True)
+    found = {}
+    for native, keys in (("off", {}), ("on", {"executor": "mp", **ranks})):
+        with engine(checkpoint(family), native, **keys) as llm:
+            found[native] = [tokens(llm.generate(PROMPTS, each)) for each in (GREEDY, drawn)]
+            steps = llm.collective_rpc(
+                lambda worker: (
+                    worker.model_runner.graphs
+                    and {mode.name for mode in worker.model_runner.graphs.counts.steps}
+                )
+            )
+    assert found["on"] == found["off"]
+    assert steps == [{"FULL"}] * len(steps)

@@ -22,7 +22,10 @@ from hardpoint_cpu.native.refusals import refusal
 from hardpoint_cpu.native.sampler import ProgramSampler
 
 if TYPE_CHECKING:
+    import torch
+    from hardpoint.messages import SchedulerOutput
     from hardpoint.records import LoadReport
+    from hardpoint_runtime.batch.inputs import BatchInputs
     from hardpoint_runtime.sampling.sampler import Sampler
 
     from hardpoint_cpu.platform import CpuPlatform
@@ -64,6 +67,20 @@ class CpuModelRunner(TorchModelRunner):
         else:
             _logger.info("through torch instead of a native program: %s", reason)
         return report
+
+    def forward(self, inputs: BatchInputs, plan: SchedulerOutput) -> torch.Tensor | None:
+        """Run a step; its logits are not even written where only the best tokens are wanted."""
+        if (program := self.program) is not None:
+            program.expect(only_best=not plan.defer_sampling and self._wants_only_best(inputs))
+        return super().forward(inputs, plan)
+
+    def _wants_only_best(self, inputs: BatchInputs) -> bool:
+        """Whether every row that is sampled is greedy and asks for nothing else."""
+        if self.requests is None or (self.processors is not None and self.processors.changing):
+            return False
+        columns, slots = self.requests.columns, inputs.request_slots[inputs.sampled_rows]
+        wishes = (columns.gather(name, slots) for name in ("temperature", "features"))
+        return not any(wish.any() for wish in wishes)
 
     def program_bytes(self) -> int:
         """Return what a program takes beside weights and KV cache. For the memory budget."""

@@ -44,7 +44,7 @@ class Experts(nn.Module):
             self.shared_router = Projection(
                 hidden, {"shared_expert_gate": 1}, bias=False, operations=operations
             )
-            self.shared = _SharedExpert(hidden, config, operations, seat)
+            self.shared = SharedExpert(hidden, config, operations, seat)
         self._activate = activate
         self._experts = operations.experts
         self._group = None if self.inner.is_whole else seat.tensor
@@ -102,7 +102,7 @@ class Experts(nn.Module):
         )
 
 
-class _SharedExpert(nn.Module):
+class SharedExpert(nn.Module):
     """The expert of every token, as an MLP."""
 
     def __init__(

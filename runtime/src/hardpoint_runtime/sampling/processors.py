@@ -95,6 +95,11 @@ class Processors:
         ]
         return cls([made(config) for made in classes], requests)
 
+    @property
+    def changing(self) -> bool:
+        """Whether any of them may change the best token."""
+        return bool(self._changing)
+
     def begin(self, req_ids: Sequence[str]) -> AppliedProcessors | None:
         """Tell every processor what happened, and return what they do to the rows ``req_ids``; None
         if there is no processor.

@@ -123,6 +123,18 @@ class Step(ctypes.Structure):
     )
 
 
+class Wish(ctypes.Structure):
+    """``hp_wish`` of the library: how the token of a row is chosen."""
+
+    _fields_ = (
+        ("temperature", ctypes.c_float),
+        ("min_p", ctypes.c_float),
+        ("top_p", ctypes.c_float),
+        ("top_k", ctypes.c_int64),
+        ("key", ctypes.c_uint64),
+    )
+
+
 STEP_FIELDS = (*(name for name, _ in Step._fields_[:9]), "a block of the table")
 """What a step can have out of range, in the order of the library's numbers."""
 
@@ -208,6 +220,7 @@ def load(path: Path = FOLDER / FILE) -> ctypes.CDLL:
         ("hp_program_run", small, (pointer, pointer, number, number)),
         ("hp_program_best", None, (pointer, pointer, number, number, pointer)),
         ("hp_program_buffer", pointer, (pointer, number)),
+        ("hp_program_choose", None, (pointer, pointer, number, number, pointer, pointer)),
         ("hp_layout", small, ()),
         ("hp_pack_bytes", number, (small, number, number)),
         ("hp_pack", small, (small, small, pointer, number, number, number, number, pointer)),

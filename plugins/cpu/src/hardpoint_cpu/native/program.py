@@ -18,7 +18,8 @@ from hardpoint.errors import CancelledStepError, HardpointError
 from hardpoint_runtime.graphs.programs import StepProgram
 
 from hardpoint_cpu.native import library as native
-from hardpoint_cpu.native.lowering import TYPES, Lowered, as_array, cost_per_layer, lower
+from hardpoint_cpu.native.lowered import KINDS, Clear, Lowered, Outside, Pause, Sum
+from hardpoint_cpu.native.lowering import ATTENDED, STREAM, lower
 
 if TYPE_CHECKING:
     from hardpoint_runtime.batch.inputs import BatchInputs
@@ -41,8 +42,9 @@ SLOW_PRODUCTS = 1e10
 class Program(StepProgram):
     """One runner's program. Used on the worker's thread, closed with the runner.
 
-    ``most_tokens`` and ``most_rows``: of a step. Its buffers take memory at once. ``cancelled``:
-    whether the driver has ended the step.
+    ``most_tokens`` and ``most_rows``: of a step. ``cancelled``: whether the driver has ended the
+    step. ``best``: where the greatest logits of the last step are, as :meth:`choose` finds them, if
+    nobody wants more (:meth:`expect`); those logits are not written until :meth:`finish`.
     """
 
     @classmethod
@@ -50,18 +52,16 @@ class Program(StepProgram):
         """Lower the runner's model for instructions of a level (``auto``: the fastest), on as many
         threads as torch has.
         """
-        lowered = lower(runner)
         most_tokens, most_rows = cast("CpuModelRunner", runner).most
         caches = {} if runner.kv_cache is None else runner.kv_cache.layers
         program = cls(
-            lowered,
+            lower(runner),
             level=native.availability().best if level == "auto" else level,
             threads=torch.get_num_threads(),
-            vocabulary=runner.description.vocab_size,
-            heads=runner.description.num_heads,
             cache=next(iter(caches.values())),
             most_tokens=most_tokens,
             most_rows=most_rows,
+            dtype=runner.dtype,
             cancelled=lambda: runner.context.cancelled(),  # noqa: PLW0108 - that of now
         )
         _logger.info(
@@ -76,27 +76,27 @@ class Program(StepProgram):
         *,
         level: str,
         threads: int,
-        vocabulary: int,
-        heads: int,
         cache: LayerCache,
         most_tokens: int,
         most_rows: int,
+        dtype: torch.dtype,
         cancelled: Callable[[], bool],
     ) -> None:
         self.level, self.threads = level, threads
         self.most_tokens = most_tokens
         self.positions = lowered.positions
-        self._cancelled = cancelled
         self._lowered = lowered
-        self._costs = cost_per_layer(lowered)
+        self._dtype = dtype
+        self._cancelled = cancelled
+        self._costs = lowered.cost_per_layer()
         self._library = native.load()
         blocks, block_size, kv_heads, head = cache.key.shape
         columns = (ctypes.c_int64 * len(lowered.columns))(*lowered.columns)
         shape = native.Shape(
-            most_tokens, most_rows, vocabulary, lowered.positions, blocks, block_size, heads,
-            kv_heads, head, TYPES[cache.key.dtype], len(lowered.columns), columns,
+            most_tokens, most_rows, lowered.vocabulary, lowered.positions, blocks, block_size,
+            lowered.heads, kv_heads, head, KINDS[cache.key.dtype], len(lowered.columns), columns,
         )  # fmt: skip
-        ops = as_array(lowered)
+        ops = lowered.as_array()
         handle = self._library.hp_program_new(
             native.LEVELS.index(level), threads, ops, len(ops), ctypes.byref(shape)
         )
@@ -107,22 +107,35 @@ class Program(StepProgram):
             )
         self._handle = ctypes.c_void_p(handle)
         self._end = weakref.finalize(self, self._library.hp_program_free, self._handle)
-        self.logits = torch.zeros((most_rows, vocabulary), dtype=torch.float32)
-        self._best = np.zeros(most_rows, dtype=np.int64)
+        self.logits = torch.zeros((most_rows, lowered.vocabulary), dtype=torch.float32)
+        self._only_best = False
+        self.best: ctypes.Array[ctypes.c_int64] | None = None
+        self._unfinished: tuple[native.Step, list[np.ndarray]] | None = None
+        self._views: dict[int, torch.Tensor] = {}
 
     def close(self) -> None:
         """End the threads and give the buffers back."""
+        self._views.clear()
         self._end()
 
-    def run(self, inputs: BatchInputs, carried: Carried | None = None) -> torch.Tensor | None:
+    def expect(self, *, only_best: bool) -> None:
+        """Say before a step what of its logits is wanted; forgets the last step."""
+        self._only_best = only_best
+        self.best = self._unfinished = None
+
+    def run(
+        self, inputs: BatchInputs, carried: Carried | None = None
+    ) -> torch.Tensor | Carried | None:
         """Compute a step; see :class:`StepProgram`. A driver that ends it is heard between layers.
 
         Raises HardpointError for inputs that name a token, position or block which there is not.
         """
+        lowered = self._lowered
+        token_ids, outside = self._own_tokens(inputs.token_ids)
         arrays = [
             np.ascontiguousarray(array, dtype=kind)
             for array, kind in (
-                (inputs.token_ids, np.int64),
+                (token_ids, np.int64),
                 (inputs.positions, np.int64),
                 (inputs.cache_slots[0], np.int64),
                 (inputs.logits_rows, np.int64),
@@ -133,9 +146,17 @@ class Program(StepProgram):
         tokens, rows = len(arrays[0]), len(arrays[3])
         step = native.Step(
             tokens, len(inputs.req_ids), rows, arrays[5].shape[1],
-            *(array.ctypes.data for array in arrays), self.logits.data_ptr(),
+            *(array.ctypes.data for array in arrays), self.logits.data_ptr(), None,
         )  # fmt: skip
-        for first, last in self._calls(tokens):
+        if self._only_best and rows and lowered.gathers is None:
+            self.best = (ctypes.c_int64 * rows)()
+            step.logits, step.best = None, ctypes.addressof(self.best)
+            self._unfinished = step, arrays
+        if carried is not None:
+            stream = self._buffer(STREAM, tokens)
+            stream.copy_(carried["hidden_states"]).add_(carried["residual"])
+        seen = int(inputs.positions.sum()) + tokens
+        for first, last in self._calls(tokens, seen):
             if self._cancelled():
                 raise CancelledStepError("a step was ended by the driver between layers")
             wrong = self._library.hp_program_run(self._handle, ctypes.byref(step), first, last)
@@ -144,24 +165,92 @@ class Program(StepProgram):
                     f"a step of {tokens} tokens was given to the native program with "
                     f"{native.STEP_FIELDS[wrong - 1]} out of range"
                 )
-        return self.logits[:rows] if rows else None
+            for pause in lowered.pauses.get(last, ()):
+                self._do(pause, rows if getattr(pause, "picked", False) else tokens, outside)
+        if not lowered.has_logits:
+            stream = self._buffer(STREAM, tokens).to(self._dtype, copy=True)
+            return {"hidden_states": stream, "residual": torch.zeros_like(stream)}
+        logits = self.logits[:rows]
+        if lowered.gathers is not None:
+            group, sizes = lowered.gathers
+            logits = group.all_gather(logits, sizes, -1)
+        return logits if rows else None
 
-    def best(self, logits: torch.Tensor) -> list[int]:
-        """Return the place of the greatest in each row of ``logits``, float32 [m, V] in one piece,
-        the first of equal ones; -1 for a row with NaN, or whose greatest is not finite.
+    def _own_tokens(self, token_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the rows of tokens in the embedding that this shard has, and which of them others
+        have.
+        """
+        lowered = self._lowered
+        if not lowered.embeds:
+            return np.zeros_like(token_ids), None
+        if lowered.embeds_all:
+            return token_ids, None
+        places = token_ids - lowered.first_token
+        outside = (places < 0) | (places >= lowered.vocabulary)
+        return np.where(outside, 0, places), outside
+
+    def _do(self, pause: Pause, rows: int, outside: np.ndarray | None) -> None:
+        """Do what a step pauses for."""
+        here = self._buffer(pause.buffer, rows)
+        if isinstance(pause, Clear):
+            here.zero_()
+        elif isinstance(pause, Outside):
+            if outside is not None:
+                here[torch.from_numpy(outside)] = 0
+        elif isinstance(pause, Sum):
+            total = here if pause.group is None else pause.group.all_reduce(here)
+            if pause.bias is not None:
+                total = total + pause.bias
+            if pause.target is None:
+                here.copy_(total)
+            else:
+                self._buffer(pause.target, rows).add_(total)
+
+    def _buffer(self, index: int, rows: int) -> torch.Tensor:
+        """Return the first rows of a buffer, as float32 [rows, columns]."""
+        if index not in self._views:
+            count = self.most_tokens * self._lowered.columns[index]
+            place = self._library.hp_program_buffer(self._handle, index)
+            memory = (ctypes.c_float * count).from_address(place)
+            flat = torch.from_numpy(np.ctypeslib.as_array(memory))
+            self._views[index] = flat.view(self.most_tokens, -1)
+        return self._views[index][:rows]
+
+    def finish(self) -> None:
+        """Write the logits of a step whose best tokens alone were computed."""
+        if self.best is None or self._unfinished is None:
+            return
+        step, _ = self._unfinished
+        step.logits, step.best = self.logits.data_ptr(), None
+        last = len(self._lowered.ops)
+        self._library.hp_program_run(self._handle, ctypes.byref(step), last - 2, last)
+        self.best = self._unfinished = None
+
+    def choose(self, logits: torch.Tensor, wishes: ctypes.Array[native.Wish]) -> list[int]:
+        """Return the token of each row of ``logits``, float32 [m, V] in one piece: the greatest,
+        the first of equal ones, or one drawn; -1 for a row with NaN, or whose greatest is not
+        finite, -2 where only the reference can tell.
         """
         rows, count = logits.shape
-        self._library.hp_program_best(
-            self._handle, logits.data_ptr(), rows, count, self._best.ctypes.data
+        tokens = (ctypes.c_int64 * rows)()
+        self._library.hp_program_choose(
+            self._handle, logits.data_ptr(), rows, count, wishes, tokens
         )
-        found: list[int] = self._best[:rows].tolist()
-        return found
+        return list(tokens)
 
-    def _calls(self, tokens: int) -> Iterator[tuple[int, int]]:
-        """Yield the operations [first, last) of each call: as many layers as :data:`PATIENCE`."""
-        first, seconds = 0, 0.0
-        for end, size in zip(self._lowered.ends, self._costs, strict=True):
-            seconds += max(size / SLOW_BYTES, size * tokens / 4 / SLOW_PRODUCTS)
-            if seconds >= PATIENCE or end == self._lowered.ends[-1]:
+    def _calls(self, tokens: int, seen: int = 0) -> Iterator[tuple[int, int]]:
+        """Yield the operations [first, last) of each call: as many layers as :data:`PATIENCE`, up
+        to a pause. ``seen``: the positions that all tokens attend to.
+        """
+        lowered, first, seconds = self._lowered, 0, 0.0
+        attention = 2 * seen * lowered.columns[ATTENDED] / SLOW_PRODUCTS
+        pauses = sorted(lowered.pauses)
+        for end, size in zip(lowered.ends, self._costs, strict=True):
+            for place in pauses:
+                if first < place < end:
+                    yield first, place
+                    first = place
+            seconds += attention + max(size / SLOW_BYTES, size * tokens / 4 / SLOW_PRODUCTS)
+            if seconds >= PATIENCE or end == lowered.ends[-1] or end in lowered.pauses:
                 yield first, end
                 first, seconds = end, 0.0

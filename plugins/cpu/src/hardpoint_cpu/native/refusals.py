@@ -14,11 +14,14 @@ from hardpoint_runtime import host_linear, operations
 from hardpoint_runtime.graphs.modes import GraphMode
 from hardpoint_runtime.models.decoder import DecoderForCausalLM
 from hardpoint_runtime.models.decoder_layers import DecoderAttention, DecoderLayer, DecoderMLP
+from hardpoint_runtime.models.experts import Experts, SharedExpert
 from hardpoint_runtime.models.layers import Embedding, Norm, Projection
 from hardpoint_runtime.models.rotary import Rotary
+from hardpoint_runtime.quantization import form_of
 from torch import nn
 
-from hardpoint_cpu.native.lowering import TYPES
+from hardpoint_cpu.native.lowered import KINDS
+from hardpoint_cpu.native.lowering import ACTIVATIONS
 
 if TYPE_CHECKING:
     from hardpoint.config.schema import GraphConfig
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 KNOWN = (
     DecoderForCausalLM, DecoderLayer, DecoderAttention, DecoderMLP, Projection, Norm, Embedding,
-    Rotary, nn.ModuleList,
+    Rotary, Experts, SharedExpert, nn.ModuleList,
 )  # fmt: skip
 MOST_GROUP = 64
 """Query heads of one key head that the library has room for."""
@@ -42,16 +45,15 @@ def refusal(runner: TorchModelRunner) -> str | None:
 def _refusals(runner: TorchModelRunner) -> Iterator[str]:
     model = runner.get_model()
     yield from _other_graphs(runner.config.graph)
-    if runner.context.world_size > 1:
-        yield "the model is shared out among several workers"
     for name, module in model.named_modules():
         if type(module) not in KNOWN:
             yield f"{name or 'the model'} is a {type(module).__name__}, which is not lowered yet"
         if "forward" in vars(module):
             yield f"the forward method of {name or 'the model'} was replaced"
-        for parameter in module.parameters(recurse=False):
-            if parameter.dtype not in TYPES or not parameter.is_contiguous():
-                yield f"a weight of {name} is {parameter.dtype}, or not in one piece"
+        for key, parameter in module.named_parameters(recurse=False):
+            held = parameter.dtype in KINDS or form_of(module, key) is not None
+            if not held or not parameter.is_contiguous():
+                yield f"{name}.{key} is {parameter.dtype}, or not in one piece"
     if isinstance(model, DecoderForCausalLM):
         yield from _unknown_parts(model)
     yield from _unknown_operations(runner.operations)
@@ -72,15 +74,9 @@ def _other_graphs(wanted: GraphConfig) -> Iterator[str]:
 
 
 def _unknown_parts(model: DecoderForCausalLM) -> Iterator[str]:
-    config, description = model.config, model.description
-    if config.activation != "silu":
-        yield f"activation {config.activation} is not lowered yet"
-    if config.norms_around:
-        yield "norms behind attention and MLP are not lowered yet"
-    if config.attention_cap is not None or config.logit_cap is not None:
-        yield "caps of scores and logits are not lowered yet"
-    if any(rotary.size != description.head_size for rotary in config.rotaries):
-        yield "rotary positions of a part of each head are not lowered yet"
+    description = model.description
+    if model.config.activation not in ACTIVATIONS:
+        yield f"activation {model.config.activation} is not lowered yet"
     if description.num_heads // description.num_kv_heads > MOST_GROUP:
         yield f"more than {MOST_GROUP} query heads share a key head"
 

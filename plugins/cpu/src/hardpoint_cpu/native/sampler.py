@@ -1,21 +1,34 @@
-"""Choosing the best token natively where a step's rows want nothing else."""
+"""Choosing tokens natively: the best, and draws from what min-p, top-k and top-p leave.
+
+The rule is the built-in sampler's, and so are the tokens: where rounding could change one, that row
+is drawn by the built-in sampler.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from attrs import evolve
+from hardpoint_runtime.sampling.logprobs import gather_logprobs
 from hardpoint_runtime.sampling.sampler import NO_CHOICE, Sampled, Sampler
-from torch import float32
+
+from hardpoint_cpu.native.library import Wish
 
 if TYPE_CHECKING:
-    from hardpoint_runtime.sampling.batch import SamplingBatch
+    from hardpoint.messages import Logprobs
+    from hardpoint_runtime.sampling.batch import Draws, SamplingBatch
     from torch import Tensor
 
     from hardpoint_cpu.model_runner import CpuModelRunner
+    from hardpoint_cpu.native.program import Program
+
+MOST_UNSIGNED = (1 << 64) - 1
 
 
 class ProgramSampler(Sampler):
-    """The given sampler, but for batches of greedy rows whose logits the runner's program made."""
+    """The given sampler, whose choices the runner's program makes where it has one."""
 
     def __init__(self, runner: CpuModelRunner, other: Sampler) -> None:
         vars(self).update(vars(other))
@@ -24,14 +37,78 @@ class ProgramSampler(Sampler):
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
         """See :class:`Sampler`."""
         program = self._runner.program
-        wants_more = batch.edits_logits or batch.draws is not None or batch.logprobs
-        readable = logits.dtype == float32 and logits.is_contiguous()
-        if wants_more or program is None or not readable:
+        if program is not None and program.best is not None:
+            best = list(program.best)
+            wants_more = batch.edits_logits or batch.draws is not None or batch.logprobs
+            if not wants_more and min(best) >= 0:
+                return Sampled(tokens=tuple(best))
+            program.finish()
+        refines = batch.processors is not None and batch.processors.refining
+        scores = self.logprobs_mode.processed and bool(batch.logprobs)
+        if program is None or refines or scores or not len(logits):
             return super().sample(logits, batch)
-        best = program.best(logits)
+        edited = self.edit(logits, batch) if batch.edits_logits else logits
+        edited = edited.to(torch.float32).contiguous()
+        found = self._chosen(program, edited, batch.draws)
+        tokens = tuple(NO_CHOICE if token < 0 else token for token in found)
+        logprobs: dict[int, Logprobs] = {}
+        if batch.logprobs:
+            rows = gather_logprobs(
+                logits,
+                torch.tensor(tokens),
+                batch.logprobs,
+                self.device.to_host,
+                normalised=self.logprobs_mode.normalised,
+            )
+            logprobs = {ask.row: row for ask, row in zip(batch.logprobs, rows, strict=True)}
         return Sampled(
-            tokens=tuple(NO_CHOICE if token < 0 else token for token in best),
+            tokens=tokens,
+            logprobs=logprobs,
             nan_counts={
-                row: self.count_unusable(logits[row]) for row, token in enumerate(best) if token < 0
+                row: self.count_unusable(edited[row])
+                for row, token in enumerate(found)
+                if token < 0
             },
         )
+
+    def _chosen(self, program: Program, logits: Tensor, draws: Draws | None) -> list[int]:
+        """Return the token of each row; -1 where there is nothing to choose from."""
+        tokens = program.choose(logits, _wishes(len(logits), draws))
+        undecided = {row for row, token in enumerate(tokens) if token < -1}
+        if undecided and draws is not None:
+            places = [place for place, row in enumerate(draws.rows.tolist()) if row in undecided]
+            those = _some(draws, np.asarray(places))
+            rows = torch.from_numpy(those.rows)
+            drawn = self.draw(self.scale(logits, rows, those), those).tolist()
+            for row, token in zip(those.rows.tolist(), drawn, strict=True):
+                tokens[row] = token
+        return tokens
+
+
+def _wishes(rows: int, draws: Draws | None) -> Any:
+    """Return what each row wants, as the library takes it."""
+    wishes = (Wish * rows)()
+    if draws is None:
+        return wishes
+    count = len(draws.rows)
+    columns = zip(
+        draws.rows.tolist(),
+        draws.temperature.tolist(),
+        draws.keys.tolist(),
+        [0.0] * count if draws.min_p is None else draws.min_p.tolist(),
+        [1.0] * count if draws.top_p is None else draws.top_p.tolist(),
+        [0] * count if draws.top_k is None else draws.top_k.tolist(),
+        strict=True,
+    )
+    for row, temperature, key, min_p, top_p, top_k in columns:
+        wishes[row] = Wish(temperature, min_p, top_p, top_k, key & MOST_UNSIGNED)
+    return wishes
+
+
+def _some(draws: Draws, places: np.ndarray) -> Draws:
+    """Return the draws at ``places``."""
+    names = ("rows", "temperature", "keys", "min_p", "top_k", "top_p")
+    given = {name: getattr(draws, name) for name in names}
+    return evolve(
+        draws, **{name: None if each is None else each[places] for name, each in given.items()}
+    )
