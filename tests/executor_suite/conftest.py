@@ -28,10 +28,10 @@ PATIENCE = 20.0
 """Seconds after which a wait is a failure; nothing here takes as long."""
 
 
-def _threads_module():
-    name = "executor_suite_threads"
+def _module(which):
+    name = f"executor_suite_{which}"
     if name not in sys.modules:
-        path = Path(__file__).with_name("threads_executor.py")
+        path = Path(__file__).with_name(f"{which}_executor.py")
         spec = importlib.util.spec_from_file_location(name, path)
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -57,19 +57,36 @@ def multiproc(world_size=2, **keys):
     return Flavour(executor="mp", world_size=world_size, keys=keys, processes=True)
 
 
-THREADS = _threads_module()
+def launched(world_size):
+    keys = {"driver_only": True, "start_timeout": 40.0}
+    return Flavour(
+        executor=f"{LAUNCHED.__name__}:LaunchedExecutor",
+        world_size=world_size,
+        keys={f"plugins.external_launcher.{key}": value for key, value in keys.items()},
+        asks_for_variables=world_size == 1,
+    )
+
+
+THREADS = _module("threads")
+LAUNCHED = _module("launched")
 FLAVOURS = {
     "uni": Flavour(executor="uni", world_size=1),
     "threads": Flavour(executor=THREADS.ThreadsExecutor, world_size=3, asks_for_variables=False),
+    "launched": launched(1),
+    "launched-2": launched(2),
     "mp": multiproc(3, start="nursery"),
     "mp-plain": multiproc(start="plain"),
     "mp-zmq": multiproc(start="nursery", channel="zmq"),
 }
+ALL = tuple(path.stem for path in Path(__file__).parent.glob("test_suite_*.py"))
 REPEATED = {
+    "launched-2": ALL,
     "mp-plain": ("test_suite_calls", "test_suite_errors", "test_suite_services"),
     "mp-zmq": ("test_suite_errors", "test_suite_services"),
 }
-"""What differs from ``mp`` only in how workers start or calls travel: they are of the slow lane."""
+"""What differs from ``mp`` only in how workers start or calls travel, and processes that each
+import torch to meet: they are of the slow lane.
+"""
 SPELLINGS = {
     "name": Flavour(executor="uni", world_size=1),
     "module:Class": Flavour(executor="hardpoint_uniproc.executor:UniProcExecutor", world_size=1),

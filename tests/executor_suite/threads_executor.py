@@ -11,7 +11,7 @@ from hardpoint.errors import WorkerDiedError
 from hardpoint.executor import Executor
 from hardpoint.records import WorkerContext
 from hardpoint.rpc.host import WorkerHost
-from hardpoint_uniproc.thread import WorkerThread
+from hardpoint.rpc.worker_thread import WorkerThread
 
 
 def _build(executor_parts, rank, cancelled):

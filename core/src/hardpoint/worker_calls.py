@@ -8,6 +8,7 @@ sent.
 from __future__ import annotations
 
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,19 @@ class WorkerCalls(ABC):
     @abstractmethod
     def collective_rpc(self, method: str, *, args: Any = (), reply_rank: int | None = None) -> Any:
         """Call every worker; see :meth:`hardpoint.executor.Executor.collective_rpc`."""
+
+    @classmethod
+    def tells_results(cls, config: Config) -> bool:
+        """Whether this process says what comes out. Where several processes run one program, and
+        each has an executor, one of them does.
+        """
+        return True
+
+    def draw_seed(self) -> int:
+        """Return the seed of an engine to which none was configured, the same in every process that
+        plans this executor's steps.
+        """
+        return int.from_bytes(os.urandom(7), "big")
 
     def _agreed(self, method: str, *args: Any) -> Any:
         answers = self.collective_rpc(method, args=args)

@@ -10,7 +10,6 @@ one thread at a time; everything else by any thread at any time, also while a st
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -123,7 +122,7 @@ class EngineCore:
             configured=tuple(map(named, config.sampling.logits_processors)),
         )
         seed = config.model.seed
-        self._seeds = Seeds(int.from_bytes(os.urandom(7), "big") if seed is None else seed)
+        self._seeds = Seeds(executor.draw_seed() if seed is None else seed)
         self._structured = StructuredRequests(self.scheduler.roster)
         self._lock = threading.RLock()
         self._flights: deque[_Flight] = deque()

@@ -52,6 +52,8 @@ class AnswerStream:
         self._encoding = getattr(self._out, "encoding", None) or "utf-8"
         self._in_line = False
         self._terminal = self._out.isatty()
+        self.muted = False
+        """Whether another process says what this one would."""
 
     @property
     def unicode(self) -> bool:
@@ -60,7 +62,7 @@ class AnswerStream:
 
     def write(self, text: str) -> None:
         """Write and flush ``text``."""
-        if not text:
+        if not text or self.muted:
             return
         if self._terminal:
             text = text.translate(CONTROLS)
@@ -72,6 +74,10 @@ class AnswerStream:
         except BrokenPipeError:
             raise ClosedOutputError from None
         self._in_line = not text.endswith("\n")
+
+    def mute(self) -> None:
+        """Write nothing from now on."""
+        self.muted = True
 
     def end_line(self) -> None:
         """End the line that is begun, if any: what comes next is something else."""

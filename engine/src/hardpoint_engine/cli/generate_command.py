@@ -72,7 +72,7 @@ def _generate(
     *,
     as_json: bool,
 ) -> None:
-    chosen = partial(tell_choice, sampling=sampling)
+    chosen = partial(tell_choice, sampling=sampling, out=out)
     with LLM.from_config(config, chat=chat is not None, chosen=chosen) as llm, watch(llm.core):
         streams = [
             _queue(llm, text, sampling, index, len(texts), chat) for index, text in enumerate(texts)
@@ -83,8 +83,11 @@ def _generate(
             content = answer_stream.document(llm, executor, texts, results, sampling)
             answer_stream.write_document(content, out)
         else:
-            results = answer_stream.show_answers(streams, out, before=partial(_tell_prompt, texts))
-        _tell_of_cuts(results)
+            results = answer_stream.show_answers(
+                streams, out, before=partial(_tell_prompt, texts, out)
+            )
+        if not out.muted:
+            _tell_of_cuts(results)
 
 
 def _queue(
@@ -145,9 +148,9 @@ def refuse_scores(sampling: SamplingParams) -> None:
             )
 
 
-def _tell_prompt(texts: Sequence[str], index: int) -> None:
+def _tell_prompt(texts: Sequence[str], out: AnswerStream, index: int) -> None:
     """Say whose answer comes next, where there are several prompts."""
-    if len(texts) > 1:
+    if len(texts) > 1 and not out.muted:
         shown = one_line(texts[index])
         if len(shown) > SHOWN_PROMPT:
             shown = f"{shown[: SHOWN_PROMPT - 3]}..."

@@ -12,12 +12,13 @@ from hardpoint.cli_options import given_flags
 from hardpoint.cli_text import one_line
 from hardpoint.config import Config
 from hardpoint.config.loading import load_config
-from hardpoint.errors import HardpointError, InvalidRequestError, RemoteError
+from hardpoint.errors import HardpointError, InvalidRequestError, RemoteError, UnsupportedError
 from hardpoint.platform import Platform, RequestView
 from hardpoint.sampling_params import SamplingParams
 from hardpoint.selection import default_executor
 
 from hardpoint_engine.build import Choice
+from hardpoint_engine.cli.answer_stream import AnswerStream
 from hardpoint_engine.conversations import ChatOptions
 from hardpoint_engine.prompts import split
 from hardpoint_engine.text.chat_template import MOST_CHARACTERS
@@ -75,8 +76,23 @@ def conversation_options(options: Mapping[str, Any], *, raw: bool) -> ChatOption
     return None
 
 
-def tell_choice(choice: Choice, sampling: SamplingParams | None = None) -> None:
-    """Say what was chosen, and of whom; refuse what the platform would refuse of every prompt."""
+def tell_choice(
+    choice: Choice, sampling: SamplingParams | None = None, out: AnswerStream | None = None
+) -> None:
+    """Say what was chosen, and of whom; refuse what the platform would refuse of every prompt.
+
+    Where several processes run the command and another one speaks for all, ``out`` says nothing
+    from now on; without it, the command is not for several processes: raises UnsupportedError.
+    """
+    if not choice.executor_class.tells_results(choice.config):
+        if out is None:
+            raise UnsupportedError(
+                "this command in several processes at once",
+                "hardpoint-engine",
+                hint="They may run `hardpoint generate`, or a script.",
+            )
+        out.mute()
+        return
     for name, verdict in choice.verdicts:
         answer = "unavailable"
         if verdict.available:

@@ -12,9 +12,8 @@ from hardpoint.errors import ConfigError, WorkerDiedError
 from hardpoint.executor import Executor
 from hardpoint.records import Problem, WorkerContext, WorkerHealth
 from hardpoint.rpc.host import WorkerHost
+from hardpoint.rpc.worker_thread import WorkerThread
 from hardpoint.selection import several_workers
-
-from hardpoint_uniproc.thread import WorkerThread
 
 if TYPE_CHECKING:
     from hardpoint.config import Config

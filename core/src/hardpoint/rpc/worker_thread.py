@@ -1,4 +1,5 @@
-"""The thread on which the worker lives, and all that must be given back with it.
+"""The thread on which a worker of the driver's own process lives, and all that must be given back
+with it.
 
 It knows nothing of the executor, so an executor that nobody holds any more can be collected while
 the thread waits for work.
@@ -20,7 +21,7 @@ from hardpoint.rpc.calls import CallTable, PackedCall
 from hardpoint.rpc.deadlines import Deadlines
 from hardpoint.rpc.host import WorkerHost
 
-_logger = logging.getLogger("hardpoint.executor.uni")
+_logger = logging.getLogger("hardpoint.executor")
 
 RELEASE_SECONDS = 1.0
 """How long an abandoned executor's worker is waited for, at collection or interpreter exit."""
@@ -30,7 +31,8 @@ class WorkerThread:
     """Builds a worker host on a thread of its own and serves calls there, in order of arrival.
 
     ``build(cancelled)`` makes the host. ``died(error)`` is called if the loop itself fails, which
-    only a defect can cause.
+    only a defect can cause. ``serve(host, call)`` has the host answer one call; by default the
+    answer goes to ``calls``, and a call that nobody wants any more is dropped.
     """
 
     def __init__(
@@ -39,7 +41,10 @@ class WorkerThread:
         calls: CallTable,
         deadlines: Deadlines,
         died: Callable[[BaseException], None],
+        serve: Callable[[WorkerHost, PackedCall], None] | None = None,
+        name: str = "hardpoint-uni",
     ) -> None:
+        self._answer = serve
         self._build = build
         self._calls = calls
         self._deadlines = deadlines
@@ -49,7 +54,7 @@ class WorkerThread:
         self._built: Future[None] = Future()
         self._host: WorkerHost | None = None
         # A daemon, so that a worker stuck in a call cannot keep the interpreter from ending.
-        self._thread = threading.Thread(target=self._live, name="hardpoint-uni", daemon=True)
+        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the thread and wait for the worker to be built; raise what building it raised."""
@@ -65,6 +70,11 @@ class WorkerThread:
         if self._host is None or not self._thread.is_alive():
             return None
         return self._host.health()
+
+    @property
+    def host(self) -> WorkerHost | None:
+        """The host, once it is built."""
+        return self._host
 
     def is_current(self) -> bool:
         """Whether the calling thread is this one."""
@@ -109,7 +119,9 @@ class WorkerThread:
             call = self._queue.get()
             if call is None:
                 continue
-            if self._calls.begin(call.call_id):
+            if self._answer is not None:
+                self._answer(host, call)
+            elif self._calls.begin(call.call_id):
                 self._calls.deliver(host.handle(call))
             del call  # hold no arguments while waiting
 

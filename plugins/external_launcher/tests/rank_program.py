@@ -1,0 +1,182 @@
+"""What each rank of the tests runs, on the dummy platform: ``rank_program.py SCENE [KEY=VALUE]``.
+
+A line ``at NAME`` on standard output says how far it has come.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+
+RANK = int(os.environ["RANK"])
+KEYS = {
+    "model": "dummy",
+    "load_format": "dummy",
+    "platform": "dummy",
+    "executor": "external_launcher",
+    "block_size": 4,
+    "max_model_len": 64,
+    "rpc.heartbeat": 0.05,
+    "plugins.dummy.num_workers": int(os.environ["WORLD_SIZE"]),
+}
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+def start(**keys):
+    from hardpoint.config.loading import load_config
+    from hardpoint_engine import LLM
+
+    given = {}
+    for argument in sys.argv[2:]:
+        name, _, value = argument.partition("=")
+        given[name] = json.loads(value)
+    return LLM.from_config(load_config(overrides={**KEYS, **keys, **given}, environ={}))
+
+
+def params(**keys):
+    from hardpoint_engine import SamplingParams
+
+    return SamplingParams(max_tokens=8, ignore_eos=True, **keys)
+
+
+def tokens(llm, count=3, **keys):
+    results = llm.generate([[1, 2, 3 + number] for number in range(count)], params(**keys))
+    return [list(result.outputs[0].token_ids) for result in results]
+
+
+def go():
+    """Wait until the test says so."""
+    say("at gate")
+    if sys.stdin.readline() != "go\n":
+        raise SystemExit("the test has ended")
+
+
+def generate():
+    with start() as llm:
+        say(
+            json.dumps(
+                {"greedy": tokens(llm, temperature=0), "drawn": tokens(llm, temperature=1.0)}
+            )
+        )
+        say(json.dumps(llm.collective_rpc(rank_of)))
+        say(json.dumps(llm.collective_rpc(rank_of, reply_rank=1)))
+        health = llm.executor.check_health()
+        say(json.dumps([report.rank for report in health]))
+
+
+def rank_of(worker):
+    return worker.rank
+
+
+def twice():
+    for _ in range(2):
+        with start() as llm:
+            say(json.dumps(tokens(llm, temperature=0)))
+
+
+def differ():
+    """One rank computes another prompt."""
+    with start() as llm:
+        llm.generate([[1, 2, 3]], params(temperature=0))
+        go()
+        llm.generate([[1, 2, 4 if RANK == 1 else 3]], params(temperature=0))
+
+
+def differ_in_calls():
+    """One rank makes another call."""
+    with start() as llm:
+        go()
+        llm.collective_rpc("supported_tasks" if RANK == 1 else "get_kv_cache_spec")
+
+
+def fewer():
+    """One rank is done before the others."""
+    with start() as llm:
+        llm.generate([[1, 2, 3]], params(temperature=0))
+        if RANK != 1:
+            llm.generate([[1, 2, 4]], params(temperature=0))
+
+
+def failing():
+    """One worker raises in a call; the group goes on."""
+    from hardpoint.errors import CallTimeoutError, RemoteError
+
+    with start() as llm:
+        try:
+            llm.collective_rpc(raise_on, args=(1,))
+        except RemoteError as error:
+            say(error.rank, error.type_name, error.__cause__)
+        try:
+            llm.collective_rpc(slow_on, args=(1, 1.5), timeout=0.3)
+        except CallTimeoutError as error:
+            say("late", "[1]" in str(error))
+        say(json.dumps(tokens(llm, temperature=0)))
+        say(llm.executor.calls.pending)
+
+
+def raise_on(worker, rank):
+    if worker.rank == rank:
+        raise KeyError("of this rank")
+
+
+def slow_on(worker, rank, seconds):
+    if worker.rank == rank:
+        time.sleep(seconds)
+
+
+def own_block_size():
+    with start(block_size=4 << RANK):
+        pass
+
+
+def memory():
+    """Rank 1 has less memory."""
+    if RANK == 1:
+        from hardpoint_dummy.worker import DummyWorker
+
+        DummyWorker.determine_available_memory = lambda self: 40_000
+    with start() as llm:
+        say(llm.core.kv_plan.configs[0].num_blocks)
+
+
+def held():
+    """Rank 1's worker waits in a call until the process is ended from outside."""
+    with start() as llm:
+        say("at step")
+        llm.collective_rpc(held_on, args=(1,))
+
+
+def held_on(worker, rank):
+    if worker.rank == rank:
+        threading.Event().wait()
+
+
+def idle():
+    """All wait between calls."""
+    with start() as llm:
+        failed = threading.Event()
+        llm.executor.register_failure_callback(lambda error: failed.set())
+        say("at gate")
+        if RANK == 1 or not failed.wait(60):
+            sys.stdin.readline()
+        llm.collective_rpc("supported_tasks")
+
+
+def main():
+    began = time.monotonic()
+    try:
+        globals()[sys.argv[1]]()
+    except Exception as error:
+        say("error", type(error).__name__, str(error).replace("\n", " "))
+        raise
+    finally:
+        print(f"{time.monotonic() - began:.1f} s", file=sys.stderr)
+
+
+main()
