@@ -1,7 +1,7 @@
 // Sums of products of int8, four columns of a row in each lane: what the levels differ in.
 //
-// AVX2 multiplies unsigned with signed bytes and adds neighbours up to 16 bits, so that a sum of
-// few products of small numbers may stay there for a while. AVX512-VNNI adds all four up to 32 bits
+// AVX2 multiplies unsigned with signed bytes and adds neighbours up to 16 bits, where a sum of few
+// products of small numbers may stay for a while. AVX512-VNNI adds all four up to 32 bits
 // at once, and has no way to change a sign: there the activations are made unsigned by adding 128,
 // and 128 times the weights is taken off. The portable level is that of VNNI in plain words.
 #pragma once
@@ -64,19 +64,30 @@ inline Partial add_unsigned(Partial sum, Ints weights, Ints x) {
 inline Ints whole(Partial sum) {
     return (Ints)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1));
 }
-struct Signed {
-    Ints weights, sizes;
-};
-inline Signed load_weights(const void* from) {
-    const Ints weights = load_ints(from);
-    return {weights, (Ints)_mm256_abs_epi8((__m256i)weights)};
+
+// Sums of signed weights: their sizes times activations that take their signs.
+template <int M, int COLUMNS>
+inline void add_bytes(const uint8_t* from, const int8_t* const (&x)[M], Ints (&sum)[M][PARTS]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 1
+    for (int k = 0; k < COLUMNS; k += 4) {
+        __m256i w[PARTS], sizes[PARTS];
+#pragma GCC unroll 2
+        for (int v = 0; v < PARTS; v++) {
+            w[v] = (__m256i)load_ints(from + k * 16 + v * STEP_BYTES);
+            sizes[v] = _mm256_abs_epi8(w[v]);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < M; i++) {
+            const __m256i number = (__m256i)four(x[i] + k);
+#pragma GCC unroll 2
+            for (int v = 0; v < PARTS; v++) {
+                const __m256i pairs = _mm256_maddubs_epi16(sizes[v], _mm256_sign_epi8(number, w[v]));
+                sum[i][v] += (Ints)_mm256_madd_epi16(pairs, ones);
+            }
+        }
+    }
 }
-inline Ints add_signed(Ints sum, const Signed& w, Ints x) {
-    const __m256i turned = _mm256_sign_epi8((__m256i)x, (__m256i)w.weights);
-    const __m256i pairs = _mm256_maddubs_epi16((__m256i)w.sizes, turned);
-    return sum + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-}
-inline Ints add_excess(Ints sum, const Signed&) { return sum; }
 
 #else
 
@@ -98,16 +109,30 @@ inline Partial add_unsigned(Partial sum, Ints weights, Ints x) {
     return add_products(sum, weights, x);
 }
 inline Ints whole(Partial sum) { return sum; }
-struct Signed {
-    Ints weights;
-};
-inline Signed load_weights(const void* from) { return {load_ints(from)}; }
-inline Ints add_signed(Ints sum, const Signed& w, Ints x) {
-    return add_products(sum, (Ints)((Words)x ^ 0x80808080u), w.weights);
-}
-// What there is too much in a sum, to be taken off at its end.
-inline Ints add_excess(Ints sum, const Signed& w) {
-    return add_products(sum, (Ints)(Words{} + 0x80808080u), w.weights);
+
+template <int M, int COLUMNS>
+inline void add_bytes(const uint8_t* from, const int8_t* const (&x)[M], Ints (&sum)[M][PARTS]) {
+    const Ints offset = (Ints)(Words{} + 0x80808080u);
+    Ints excess[PARTS] = {};  // what there is too much in each sum
+#pragma GCC unroll 4
+    for (int k = 0; k < COLUMNS; k += 4) {
+        Ints w[PARTS];
+#pragma GCC unroll 4
+        for (int v = 0; v < PARTS; v++) {
+            w[v] = load_ints(from + k * 16 + v * STEP_BYTES);
+            excess[v] = add_products(excess[v], offset, w[v]);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < M; i++) {
+            const Ints number = four(x[i] + k) ^ offset;
+#pragma GCC unroll 4
+            for (int v = 0; v < PARTS; v++) sum[i][v] = add_products(sum[i][v], number, w[v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < M; i++)
+#pragma GCC unroll 4
+        for (int v = 0; v < PARTS; v++) sum[i][v] -= excess[v];
 }
 
 #endif

@@ -28,18 +28,16 @@ void product(const Rows& x, const Matrix& w, int64_t first, int64_t last, float*
     const int64_t stride = x.stride / 4;
     auto floats = [&](auto panels) {
         panel_product<decltype(panels)>(rows, stride, x.count, w, first, last, out, out_stride,
-                                        scratch.aside);
+                                        scratch.aside, scratch.widened);
     };
     auto integers = [&](auto blocks) {
         quantised_product<decltype(blocks)>(x.data, x.stride, x.count, w, first, last, out,
                                             out_stride, scratch.aside);
     };
     switch (w.type) {
-    case F32_PANELS: return floats(FloatPanels(nullptr));
-    case BF16_PANELS: return floats(BfloatPanels(nullptr));
-    case INT8:
-        return panel_product<BytePanels>(rows, stride, x.count, w, first, last, out, out_stride,
-                                         scratch.aside);
+    case F32_PANELS: return floats(FloatPanels((const uint8_t*)w.data));
+    case BF16_PANELS: return floats(BfloatPanels((const uint8_t*)w.data));
+    case INT8: return floats(BytePanels((const uint8_t*)w.data));
     case W8A8: return integers(ByteBlocks<64, true>{});
     case Q8_0: return integers(ByteBlocks<32, false>{});
     case Q4_0: return integers(NibbleBlocks<false>{});

@@ -113,22 +113,49 @@ inline void fill_panel(int64_t panel, int64_t first, int64_t last, int64_t rows,
                size_t(to - from) * 4);
 }
 
-// out[m][n - first] = x[m] . w[n] for n in [first, last).
+// Columns of a panel as float32, at most DEPTH.
+template <class W>
+void widen_panel(const uint8_t* panel, int64_t columns, float* out) {
+    for (int64_t k = 0; k < columns; k += W::COLUMNS, panel += W::BYTES) {
+        const W block(panel);
+        for (int column = 0; column < W::COLUMNS && k + column < columns; column += W::STEP) {
+            Vec w[W::STEP][PARTS];
+            block.load(column, w);
+            for (int s = 0; s < W::STEP; s++)
+                for (int v = 0; v < PARTS; v++)
+                    save(out + (k + column + s) * hardpoint::PANEL + v * LANES, w[s][v]);
+        }
+    }
+}
+
+// out[m][n - first] = x[m] . w[n] for n in [first, last). What many rows of x are multiplied with is
+// widened once; `widened` has room for DEPTH + 4 columns of a panel.
 template <class W>
 void panel_product(const float* x, int64_t stride, int64_t rows, const hardpoint::Matrix& w,
-                   int64_t first, int64_t last, float* out, int64_t out_stride, float* aside) {
+                   int64_t first, int64_t last, float* out, int64_t out_stride, float* aside,
+                   float* widened) {
     const int64_t bytes = hardpoint::panel_bytes(w.type, w.cols);
-    const int64_t depth = rows > TALL_FLOAT ? DEPTH : w.cols;
+    const bool many = rows > TALL_FLOAT;
+    const int64_t depth = many ? DEPTH : w.cols;
+    const auto multiply = [&](auto kind, const uint8_t* block, int64_t k, int64_t columns, float* to,
+                              int64_t to_stride) {
+        in_tiles<TALL_FLOAT>(rows, [&](auto tall, int64_t row) {
+            panel_tile<decltype(kind), decltype(tall)::value>(
+                block, x + row * stride + k, stride, columns, k > 0, to + row * to_stride, to_stride);
+        });
+    };
     for (int64_t panel = first / hardpoint::PANEL; panel * hardpoint::PANEL < last; panel++)
         fill_panel(panel, first, last, rows, out, out_stride, aside, [&](float* to, int64_t to_stride) {
             const uint8_t* from = (const uint8_t*)w.data + panel * bytes;
             for (int64_t k = 0; k < w.cols; k += depth) {
                 const int64_t columns = least(depth, w.cols - k);
                 const uint8_t* block = from + k / W::COLUMNS * W::BYTES;
-                in_tiles<TALL_FLOAT>(rows, [&](auto tall, int64_t row) {
-                    panel_tile<W, decltype(tall)::value>(block, x + row * stride + k, stride, columns,
-                                                         k > 0, to + row * to_stride, to_stride);
-                });
+                if (W::COLUMNS > 1 && many) {
+                    widen_panel<W>(block, columns, widened);
+                    multiply(FloatPanels(nullptr), (const uint8_t*)widened, k, columns, to, to_stride);
+                } else {
+                    multiply(W(from), block, k, columns, to, to_stride);
+                }
             }
         });
 }

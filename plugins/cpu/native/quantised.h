@@ -10,15 +10,15 @@ namespace {
 
 constexpr int TALL_INTEGER = LANES == 16 ? 8 : LANES == 8 ? 4 : 2;
 
-// One row of activations as `quantise` leaves it: the numbers, for each group its scale, then for
-// each part of `sum_columns` columns their sum times the scale.
+// One row of activations as `quantise` leaves it: for each group its scale, for each part of
+// `sum_group` columns their sum times the scale, then the numbers.
 struct Activations {
     Activations(const void* row, int32_t type, int64_t cols) {
         const int64_t group = hardpoint::activation_group(type);
         const int64_t groups = (cols + group - 1) / group;
-        numbers = (const int8_t*)row;
-        scales = (const float*)(numbers + groups * group);
+        scales = (const float*)row;
         sums = scales + groups;
+        numbers = (const int8_t*)(sums + groups * group / hardpoint::sum_group(type));
     }
     const int8_t* numbers;
     const float* scales;
@@ -37,49 +37,25 @@ using Integers = Ints[M][PARTS];
 template <int M>
 using Floats = Vec[M][PARTS];
 
-template <int M, int COLUMNS>
-inline void add_bytes(const uint8_t* from, const int8_t* const (&x)[M], Integers<M>& sum) {
-    Ints excess[PARTS] = {};
-#pragma GCC unroll 4
-    for (int k = 0; k < COLUMNS; k += 4) {
-        Signed w[PARTS];
-#pragma GCC unroll 4
-        for (int v = 0; v < PARTS; v++) {
-            w[v] = load_weights(from + k * 16 + v * STEP_BYTES);
-            excess[v] = add_excess(excess[v], w[v]);
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < M; i++) {
-            const Ints number = four(x[i] + k);
-#pragma GCC unroll 4
-            for (int v = 0; v < PARTS; v++) sum[i][v] = add_signed(sum[i][v], w[v], number);
-        }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < M; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < PARTS; v++) sum[i][v] -= excess[v];
-}
-
 template <int M>
 inline void add_nibbles(const uint8_t* from, const int8_t* const (&x)[M], Integers<M>& sum) {
     Partial part[M][PARTS] = {};
+    const auto add = [&](int s, int shift, int column) {
+        Ints w[PARTS];
 #pragma GCC unroll 4
-    for (int s = 0; s < 4; s++) {
-        Ints low[PARTS], high[PARTS];
-#pragma GCC unroll 4
-        for (int v = 0; v < PARTS; v++) {
-            const Words both = (Words)load_ints(from + s * 64 + v * STEP_BYTES);
-            low[v] = (Ints)(both & 0x0f0f0f0fu);
-            high[v] = (Ints)(both >> 4 & 0x0f0f0f0fu);
-        }
+        for (int v = 0; v < PARTS; v++)
+            w[v] = (Ints)((Words)load_ints(from + s * 64 + v * STEP_BYTES) >> shift & 0x0f0f0f0fu);
 #pragma GCC unroll 8
         for (int i = 0; i < M; i++) {
-            const Ints first = four(x[i] + s * 4), second = four(x[i] + 16 + s * 4);
+            const Ints number = four(x[i] + column);
 #pragma GCC unroll 4
-            for (int v = 0; v < PARTS; v++)
-                part[i][v] = add_unsigned(add_unsigned(part[i][v], low[v], first), high[v], second);
+            for (int v = 0; v < PARTS; v++) part[i][v] = add_unsigned(part[i][v], w[v], number);
         }
+    };
+#pragma GCC unroll 1
+    for (int s = 0; s < 4; s++) {
+        add(s, 0, s * 4);
+        add(s, 4, 16 + s * 4);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)

@@ -78,11 +78,15 @@ def rounded(kernels: Kernels, x: np.ndarray, kind: str) -> np.ndarray:
         return x.astype(np.float64)
     group, cols = GROUPS[kind], x.shape[1]
     groups = -(-cols // group)
+    sums = groups * (2 if kind == "q6_k" else 1)
     out = []
     for row in kernels.activations(x, kind):
-        numbers = row[: groups * group].view(np.int8).astype(np.float64).reshape(groups, group)
-        scales = row[groups * group :][: groups * 4].copy().view(np.float32)
-        out.append((numbers * scales[:, None].astype(np.float64)).ravel()[:cols])
+        scales = row[: groups * 4].view(np.float32).astype(np.float64)
+        kept = row[groups * 4 :][: sums * 4].view(np.float32)
+        numbers = row[4 * (groups + sums) :][: groups * group].view(np.int8).astype(np.float64)
+        both = numbers.reshape(groups, group) * scales[:, None]
+        assert np.allclose(both.reshape(sums, -1).sum(1), kept, rtol=1e-6, equal_nan=True)
+        out.append(both.ravel()[:cols])
     return np.array(out)
 
 
