@@ -10,6 +10,6 @@ TestPlatform = PlatformSuite.of("dummy")
 TestWorker = WorkerSuite.of("dummy")
 TestModelRunner = ModelRunnerSuite.of("dummy")
 
-TestPlatformOnMp = pytest.mark.slow(PlatformSuite.of("dummy", executor="mp"))
-TestWorkerOnMp = pytest.mark.slow(WorkerSuite.of("dummy", executor="mp"))
+TestPlatformOnMp = pytest.mark.shared_workers(PlatformSuite.of("dummy", executor="mp"))
+TestWorkerOnMp = pytest.mark.shared_workers(WorkerSuite.of("dummy", executor="mp"))
 TestModelRunnerOnMp = ModelRunnerSuite.of("dummy", executor="mp")

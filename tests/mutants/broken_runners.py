@@ -248,6 +248,25 @@ class PaddingOverARow(Runner):
         return computed
 
 
+@broken(
+    "from the fifth request of a batch on, the newest position is lost",
+    "test_a_full_batch_is_its_requests", "test_every_size_of_a_batch",
+)  # fmt: skip
+class WrongFromTheFifth(Runner):
+    def _sample(self, computed, grammar):
+        for state in computed.order[4:]:
+            self.cache.write(state.blocks, state.num_computed - 1, 1)
+        return super()._sample(computed, grammar)
+
+
+@broken("a batch of more than eight is padded over its last request", "test_every_size_of_a_batch")
+class BucketOfEight(Runner):
+    def _sample(self, computed, grammar):
+        for state in computed.order[8:]:
+            self.cache.write(state.blocks, state.num_computed - 1, 1)
+        return super()._sample(computed, grammar)
+
+
 @broken("padding is written into blocks of requests that wait", "test_padding_is_inert")
 class PaddingNotInert(Runner):
     def _compute(self, step):

@@ -23,7 +23,7 @@ from hardpoint_conformance.model_runner.draws import PARAMETERS
 from hardpoint_conformance.plugin_suite import HARMLESS
 from hardpoint_conformance.steps import GREEDY
 from hardpoint_conformance.subject import BLOCKS, MODEL_LENGTH, plans
-from hardpoint_conformance.suite import Suite, not_applicable
+from hardpoint_conformance.suite import Suite, not_applicable, own_workers
 from hardpoint_conformance.unchanged import as_data
 from hardpoint_conformance.watching import Traces, left_after, own_bytes
 
@@ -174,6 +174,7 @@ class PlatformSuite(Suite):
 
     # What then happens.
 
+    @own_workers
     def test_a_configuration_that_check_accepts_runs(self) -> None:
         """Empty problems, and the workers start."""
         prepared = self.subject.prepare()
@@ -187,17 +188,20 @@ class PlatformSuite(Suite):
         bench.check_greedy(bench.steps.alone((5, 9, 3), 4))
         self.subject.end(bench.executor)
 
+    @own_workers
     def test_every_data_type_that_it_offers_runs(self) -> None:
         """And gives what the oracle gives, within the type's tolerance."""
         for dtype in self._limits().dtypes:
             self._runs(dtype=dtype)
 
+    @own_workers
     def test_the_largest_and_the_smallest_block_size_run(self) -> None:
         """And the default."""
         sizes = self._limits().block_sizes
         for size in dict.fromkeys((min(sizes), sizes[0], max(size for size in sizes if size < 64))):
             self._runs(block_size=size, max_model_len=min(MODEL_LENGTH, BLOCKS * size))
 
+    @own_workers
     def test_the_largest_head_size_runs_and_so_do_tied_embeddings(self) -> None:
         """The kit's other models have the smallest, and an output matrix of their own."""
         shape = ModelShape.within(self._limits(), tied=True)
@@ -226,6 +230,7 @@ class PlatformSuite(Suite):
             where=Problem, do="Leave it to core, or name the key in your Problem.",
         )  # fmt: skip
 
+    @own_workers
     def test_more_ranks_than_it_can_place_are_an_error_and_no_hang(self) -> None:
         """A size that fits neither the model nor the machine."""
         expect_raises(
@@ -273,6 +278,7 @@ class PlatformSuite(Suite):
 
     # Memory and devices.
 
+    @own_workers
     def test_memory_is_back_to_the_baseline_after_every_life(self) -> None:
         """Twice over: what the device held before, what this process had open, and, where workers
         live in it, what it had of memory; each life has a large cache.

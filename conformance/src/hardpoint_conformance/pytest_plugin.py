@@ -28,7 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse a certificate that would miss the tests of other processes."""
+    """Name the kit's mark; refuse a certificate that would miss the tests of other processes."""
+    config.addinivalue_line(
+        "markers",
+        "hardpoint_own_workers: a test of the conformance kit that starts workers of its own",
+    )
     if config.getoption("--hardpoint-certificate") and config.getoption("numprocesses", None):
         raise pytest.UsageError(
             "--hardpoint-certificate needs all tests in one process: leave --numprocesses out"

@@ -33,11 +33,14 @@ if TYPE_CHECKING:
     from hardpoint.checkpoints.description import ModelDescription
     from hardpoint.discovery import Plugin
 
-BLOCKS = 48
+BLOCKS = 96
 """KV blocks of a group, those that the platform keeps for itself not counted."""
 MODEL_LENGTH = 96
 """``max_model_len`` of a group, in tokens."""
-MOST_SEQS = 4
+MOST_SEQS = 9
+"""Requests of a full batch, where the limits allow them: one past a power of two, so that batches
+are padded across the edges that buckets usually have.
+"""
 MOST_TOKENS = 64
 
 

@@ -32,6 +32,12 @@ def needs(capability: Capability | str) -> Callable[[_F], _F]:
     return mark
 
 
+own_workers = pytest.mark.hardpoint_own_workers
+"""Marks a test that starts workers beside those that the tests of a suite share: the slow ones of a
+platform whose start takes long. ``pytest -m "not hardpoint_own_workers"`` is the quick choice.
+"""
+
+
 class NotApplicable(BaseException):
     """How a test of the kit ends that has no object here. A skip of anybody else is none of it."""
 

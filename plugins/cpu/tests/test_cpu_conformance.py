@@ -10,6 +10,6 @@ TestPlatform = PlatformSuite.of("cpu", executor="uni")
 TestWorker = WorkerSuite.of("cpu", executor="uni")
 TestModelRunner = ModelRunnerSuite.of("cpu", executor="uni")
 
-TestPlatformOnMp = pytest.mark.slow(PlatformSuite.of("cpu", executor="mp"))
-TestWorkerOnMp = pytest.mark.slow(WorkerSuite.of("cpu", executor="mp"))
+TestPlatformOnMp = pytest.mark.shared_workers(PlatformSuite.of("cpu", executor="mp"))
+TestWorkerOnMp = pytest.mark.shared_workers(WorkerSuite.of("cpu", executor="mp"))
 TestModelRunnerOnMp = ModelRunnerSuite.of("cpu", executor="mp")

@@ -11,7 +11,7 @@ PROGRAMS = tempfile.TemporaryDirectory(prefix="tpu-conformance-")
 """Compiled programs: most starts have the same shapes. Removed when the interpreter ends."""
 SETTINGS = {
     "plugins.tpu.backend": "cpu",
-    "plugins.tpu.request_buckets": (1, 4),
+    "plugins.tpu.request_buckets": (4, 16),
     "plugins.tpu.token_buckets": (16, 64),
     "plugins.tpu.compilation_cache": PROGRAMS.name,
 }
@@ -19,7 +19,14 @@ SETTINGS = {
 TestPlugin = PluginSuite.of("tpu", settings=SETTINGS)
 TestModelRunner = ModelRunnerSuite.of("tpu", executor="uni", settings=SETTINGS)
 
-TestPlatform = pytest.mark.slow(PlatformSuite.of("tpu", executor="uni", settings=SETTINGS))
-TestWorker = pytest.mark.slow(WorkerSuite.of("tpu", executor="uni", settings=SETTINGS))
-TestWorkerOnMp = pytest.mark.slow(WorkerSuite.of("tpu", executor="mp", settings=SETTINGS))
-TestModelRunnerOnMp = pytest.mark.slow(ModelRunnerSuite.of("tpu", executor="mp", settings=SETTINGS))
+TestPlatform = pytest.mark.shared_workers(
+    PlatformSuite.of("tpu", executor="uni", settings=SETTINGS)
+)
+TestWorker = pytest.mark.shared_workers(WorkerSuite.of("tpu", executor="uni", settings=SETTINGS))
+TestWorkerOnMp = pytest.mark.shared_workers(WorkerSuite.of("tpu", executor="mp", settings=SETTINGS))
+TestPlatformOnMp = pytest.mark.shared_workers(
+    PlatformSuite.of("tpu", executor="mp", settings=SETTINGS)
+)
+TestModelRunnerOnMp = pytest.mark.shared_workers(
+    ModelRunnerSuite.of("tpu", executor="mp", settings=SETTINGS)
+)

@@ -10,7 +10,7 @@ from hardpoint_conformance.contract import expect, expect_equal
 from hardpoint_conformance.generation import Bench, scored_if
 from hardpoint_conformance.kit_adapter import ADAPTERS, write_adapter
 from hardpoint_conformance.model_runner.part import ModelRunnerPart
-from hardpoint_conformance.suite import needs
+from hardpoint_conformance.suite import needs, own_workers
 
 PROMPT = (5, 9, 3, 77, 20, 21)
 
@@ -18,6 +18,7 @@ PROMPT = (5, 9, 3, 77, 20, 21)
 class AdapterTests(ModelRunnerPart):
     """Each on workers that have room for adapters."""
 
+    @own_workers
     @needs(Capability.LORA)
     def test_an_adapter_computes_what_its_files_say(self) -> None:
         """Of another rank, scale and choice of matrices each: against the reference with ``W + B A
@@ -35,6 +36,7 @@ class AdapterTests(ModelRunnerPart):
                         bench.check_scores(request, what)
         self.subject.end(bench.executor)
 
+    @own_workers
     @needs(Capability.LORA)
     def test_an_adapter_is_of_the_requests_that_name_it(self) -> None:
         """Beside each other: the plain answer stays, and the adapter's own differs."""
@@ -76,6 +78,7 @@ class AdapterTests(ModelRunnerPart):
             bench.executor.add_lora(made[-1])
         return made
 
+    @own_workers
     @needs(Capability.PROMPT_ADAPTERS)
     def test_a_soft_prompt_is_of_the_requests_that_name_it(self) -> None:
         """It takes the place of the first positions."""

@@ -40,7 +40,8 @@ class BatchTests(ModelRunnerPart):
     def test_every_size_of_a_batch(self) -> None:
         """From one request to as many as a step may hold: padded or not, each is its own."""
         for count in range(1, self.bench.most_seqs + 1):
-            self._batch(self.bench.prompts(count, seed=count), 4, f"in a batch of {count}")
+            prompts = self.bench.prompts(count, seed=count)
+            self.bench.steps.finish(*self._batch(prompts, 4, f"in a batch of {count}"))
 
     def test_padding_is_inert(self) -> None:
         """A request that waits while padded batches run finds its cache as it left it."""

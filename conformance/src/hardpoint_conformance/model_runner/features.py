@@ -23,7 +23,7 @@ from hardpoint_conformance.generation import Bench
 from hardpoint_conformance.llama_oracle import LlamaOracle
 from hardpoint_conformance.model_runner.part import ModelRunnerPart
 from hardpoint_conformance.steps import GREEDY
-from hardpoint_conformance.suite import needs, not_applicable
+from hardpoint_conformance.suite import needs, not_applicable, own_workers
 
 PROMPT = (5, 9, 3, 77, 20, 21)
 
@@ -65,6 +65,7 @@ class FeatureTests(ModelRunnerPart):
             where=ModelRunnerOutput, do="Copy step_id and generation from the plan.",
         )  # fmt: skip
 
+    @own_workers
     def test_the_default_model_says_what_was_recorded(self) -> None:
         """A real checkpoint, where it is installed; packed weights, a real vocabulary."""
         model = installed_model()
@@ -94,6 +95,7 @@ class FeatureTests(ModelRunnerPart):
         )  # fmt: skip
         self.subject.end(bench.executor)
 
+    @own_workers
     @needs(Capability.LOGPROBS_MODES)
     def test_scores_of_processed_logits_show_what_can_be_chosen(self) -> None:
         """``logprobs_mode``: processed ones have minus infinity where nothing can be chosen."""
@@ -112,6 +114,7 @@ class FeatureTests(ModelRunnerPart):
             )  # fmt: skip
         self.subject.end(bench.executor)
 
+    @own_workers
     @needs(Capability.ASYNC_SCHEDULING)
     def test_two_steps_in_flight_give_the_same_answer(self) -> None:
         """The second is planned before the first is known: the workers fill the token in."""
@@ -138,15 +141,20 @@ class FeatureTests(ModelRunnerPart):
         place = len(request.prompt) + plan.running.num_output[0]
         request.tokens[place] = output.tokens[0][0]
 
+    @own_workers
     @needs(Capability.GRAPHS)
     def test_graphs_change_no_answer(self) -> None:
         """Recorded and replayed, padded as the platform likes."""
-        bench = self.other(graph_mode="full_decode_only", graph_sizes=(1, 2, 4))
-        requests = [bench.steps.add(prompt) for prompt in bench.prompts(bench.most_seqs, seed=8)]
-        bench.steps.run(8)
-        for request in requests:
-            bench.check_greedy(request, "with graphs")
+        most = self.bench.most_seqs
+        bench = self.other(graph_mode="full_decode_only", graph_sizes=tuple({1, 2, 4, most}))
+        for count in sorted({max(1, most - 1), most}):
+            requests = [bench.steps.add(prompt) for prompt in bench.prompts(count, seed=8)]
+            bench.steps.run(8)
+            for request in requests:
+                bench.check_greedy(request, f"with graphs, {count} requests at once")
+            bench.steps.finish(*requests)
 
+    @own_workers
     @needs(Capability.SPECULATIVE)
     def test_drafts_change_no_answer(self) -> None:
         """Right drafts are taken, wrong ones are rolled back."""
@@ -163,6 +171,7 @@ class FeatureTests(ModelRunnerPart):
             bench.check_greedy(request, f"with {'wrong' if wrong else 'right'} drafts")
             bench.steps.finish(request)
 
+    @own_workers
     @needs(Capability.LOGITS_PROCESSORS)
     def test_a_processor_changes_the_logits_before_the_choice(self) -> None:
         """Named by the configuration, built in the worker."""
@@ -196,11 +205,13 @@ class FeatureTests(ModelRunnerPart):
         bench.steps.run(6)
         bench.check_greedy(request, "after the caches of inputs were reset")
 
+    @own_workers
     @needs(Capability.TENSOR_PARALLEL)
     def test_two_that_share_each_layer_give_the_same_answer(self) -> None:
         """``tensor_parallel_size = 2``."""
         self._spread(Capability.TENSOR_PARALLEL, tensor_parallel_size=2)
 
+    @own_workers
     @needs(Capability.PIPELINE_PARALLEL)
     def test_two_stages_give_the_same_answer(self) -> None:
         """``pipeline_parallel_size = 2``."""
@@ -226,6 +237,7 @@ class FeatureTests(ModelRunnerPart):
         for request in requests:
             bench.check_greedy(request, f"with {sizes}")
 
+    @own_workers
     @needs(Capability.SHARDED_STATE)
     def test_saved_shards_load_as_the_same_model(self) -> None:
         """What ``save_sharded_state`` wrote is what ``load_format = "sharded_state"`` reads."""

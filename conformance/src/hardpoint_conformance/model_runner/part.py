@@ -25,6 +25,9 @@ class ModelRunnerPart(Suite):
         return self.subject.support(capability) is YES
 
     def other(self, **overrides: object) -> Bench:
-        """Return a bench of its own, with other configuration."""
+        """Return a bench of its own, with other configuration. What is refused before anything
+        starts leaves the shared one as it is.
+        """
+        prepared = self.subject.prepare(None, **overrides)
         self.subject.release()  # two groups at once may be more than the device holds
-        return Bench(self.subject, self.subject.ready(None, **overrides))
+        return Bench(self.subject, self.subject.started(prepared))

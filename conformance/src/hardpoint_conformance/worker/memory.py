@@ -10,6 +10,7 @@ from hardpoint.worker import Worker
 from hardpoint_conformance import in_worker
 from hardpoint_conformance.contract import expect, expect_equal, expect_raises
 from hardpoint_conformance.subject import plans
+from hardpoint_conformance.suite import own_workers
 from hardpoint_conformance.worker.part import WorkerPart
 
 
@@ -58,6 +59,7 @@ class MemoryTests(WorkerPart):
                 where=Worker.get_cache_block_size_bytes, do="Leave it to the base class.",
             )  # fmt: skip
 
+    @own_workers
     def test_the_memory_that_is_reported_can_be_had(self) -> None:
         """At least what the kit's small cache takes; a whole number of bytes."""
         group = self.subject.start()
@@ -81,6 +83,7 @@ class MemoryTests(WorkerPart):
                 )  # fmt: skip
         self.subject.end(group)
 
+    @own_workers
     def test_a_cache_that_cannot_fit_is_a_memory_budget_error(self) -> None:
         """The OOM of the contract has one type, with the figures in bytes."""
         group = self.subject.start()

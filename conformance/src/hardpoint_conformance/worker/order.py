@@ -9,12 +9,14 @@ from hardpoint.worker import Worker
 from hardpoint_conformance import in_worker
 from hardpoint_conformance.contract import expect, expect_equal, expect_raises
 from hardpoint_conformance.generation import Bench
+from hardpoint_conformance.suite import own_workers
 from hardpoint_conformance.worker.part import PROMPT, WorkerPart
 
 
 class OrderTests(WorkerPart):
     """What may follow what, and how it ends."""
 
+    @own_workers
     def test_the_order_of_life_is_kept_and_the_missing_step_named(self) -> None:
         """Executing before there is a cache; loading twice."""
         group = self.subject.start()
@@ -33,6 +35,7 @@ class OrderTests(WorkerPart):
         )  # fmt: skip
         self.subject.end(group)
 
+    @own_workers
     def test_a_worker_can_be_shut_down_at_every_stage_and_twice(self) -> None:
         """Also after a failed start; ``Worker.shutdown`` must not need what came later."""
         stages = ("init_device", "load_model", "get_kv_cache_spec")
@@ -57,6 +60,7 @@ class OrderTests(WorkerPart):
                     where=Worker.shutdown, do="Test for what is there; let nothing raise.",
                 )  # fmt: skip
 
+    @own_workers
     def test_after_an_end_a_new_worker_serves_in_the_same_process(self) -> None:
         """What the first one left does not stand in its way."""
         for _ in range(2):

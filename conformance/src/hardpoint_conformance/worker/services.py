@@ -18,7 +18,7 @@ from hardpoint_conformance import in_worker
 from hardpoint_conformance.contract import expect, expect_raises
 from hardpoint_conformance.generation import Bench
 from hardpoint_conformance.kit_model import ModelShape
-from hardpoint_conformance.suite import needs
+from hardpoint_conformance.suite import needs, own_workers
 from hardpoint_conformance.worker.part import PROMPT, WorkerPart
 
 SERVICES: dict[Capability, Callable[[Executor], Any]] = {
@@ -38,6 +38,7 @@ SERVICES: dict[Capability, Callable[[Executor], Any]] = {
 class ServiceTests(WorkerPart):
     """What is declared is there, and what is not is refused."""
 
+    @own_workers
     @needs(Capability.WEIGHT_RELOAD)
     def test_weights_are_reloaded_in_place(self) -> None:
         """Another model of the same shape, and back."""
@@ -54,6 +55,7 @@ class ServiceTests(WorkerPart):
         bench.check_greedy(bench.steps.alone(PROMPT, 5), "after reload_weights()")
         self.subject.end(group)
 
+    @own_workers
     @needs(Capability.PROFILE)
     def test_profiling_changes_nothing(self) -> None:
         """Started and stopped about two steps."""

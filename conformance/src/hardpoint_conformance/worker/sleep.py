@@ -16,13 +16,14 @@ from hardpoint.worker import Worker
 from hardpoint_conformance.contract import expect, expect_equal, expect_raises
 from hardpoint_conformance.generation import Bench
 from hardpoint_conformance.sleep_model import TAGS, SleepModel
-from hardpoint_conformance.suite import needs
+from hardpoint_conformance.suite import needs, own_workers
 from hardpoint_conformance.worker.part import PROMPT, WorkerPart
 
 
 class SleepTests(WorkerPart):
     """By the reports, the probe, and a model of the states."""
 
+    @own_workers
     @needs(Capability.SLEEP)
     @pytest.mark.parametrize("level", [1, 2])
     def test_sleep_frees_and_waking_brings_all_back(self, level: int) -> None:
@@ -65,6 +66,7 @@ class SleepTests(WorkerPart):
         )  # fmt: skip
         self.subject.end(group)
 
+    @own_workers
     @needs(Capability.SLEEP)
     def test_sleep_follows_its_state_machine(self) -> None:
         """Sixty calls at random, beside a model of the states."""
@@ -124,6 +126,7 @@ class SleepTests(WorkerPart):
                 do="Leave the states to WorkerHost and the base class of Executor.",
             )  # fmt: skip
 
+    @own_workers
     @needs(Capability.SLEEP)
     def test_a_part_sleeps_alone(self) -> None:
         """The cache without a backup, the weights untouched."""
