@@ -11,7 +11,7 @@ from pathlib import Path
 
 import cloudpickle
 from attrs import evolve
-from hardpoint_external_launcher.executor import ExternalLauncherExecutor
+from hardpoint_external_launcher.driver import DriverExecutor
 
 RANK = Path(__file__).with_name("launched_rank.py")
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -36,7 +36,7 @@ def _environment(**values):
                 os.environ[name] = value
 
 
-class LaunchedExecutor(ExternalLauncherExecutor):
+class LaunchedExecutor(DriverExecutor):
     """Rank 0, and the launcher of all others."""
 
     _launched = ()

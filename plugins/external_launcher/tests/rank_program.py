@@ -168,6 +168,80 @@ def idle():
         llm.collective_rpc("supported_tasks")
 
 
+def looping():
+    """Rank 0 drives, by both ways to say what a step is."""
+    from hardpoint.v0.worker_loop import LOOP
+
+    with start() as llm:
+        executor = llm.executor
+        loops = []
+        run = executor._run_workers
+        executor._run_workers = lambda method, *a, **k: loops.append(method) or run(method, *a, **k)
+        first, second = (tokens(llm, temperature=0) for _ in range(2))
+        say("loops", loops.count(LOOP))
+        say("ranks", json.dumps(llm.collective_rpc(rank_of)))
+        say("after", executor.parallel_worker_tasks)
+        say("same", json.dumps(first == second))
+        say("older", older_tokens(executor))
+        say("spans", json.dumps(executor._run_workers(span, max_concurrent_workers=1)))
+        (others,) = executor._run_workers(rank_of, async_run_tensor_parallel_workers_only=True)
+        say("parts", others.result())
+        executor.stop_remote_worker_execution_loop()
+
+
+def older_tokens(executor):
+    from hardpoint.sampling_params import SamplingParams
+    from hardpoint.v0.messages import ExecuteModelRequest, SequenceData, SequenceGroupMetadata
+
+    prompt, said = (1, 2, 3), []
+    executor.converter._step_id = 1_000
+    for _ in range(8):
+        known = len(prompt) + len(said)
+        group = SequenceGroupMetadata(
+            request_id="older",
+            is_prompt=not said,
+            seq_data={
+                0: SequenceData(
+                    prompt_token_ids=prompt,
+                    output_token_ids=tuple(said),
+                    num_computed_tokens=known - 1 if said else 0,
+                )
+            },
+            block_tables={0: (1, 2, 3)},
+            sampling_params=SamplingParams(temperature=0, max_tokens=8, ignore_eos=True),
+        )
+        (output,) = executor.execute_model(ExecuteModelRequest(seq_group_metadata_list=[group]))
+        said.append(output.outputs[0].samples[0].output_token)
+    return len(said)
+
+
+def span(worker):
+    began = time.monotonic()
+    time.sleep(0.05)
+    return began, time.monotonic()
+
+
+def loop_fails():
+    from hardpoint.errors import RemoteError
+
+    with start() as llm:
+        try:
+            tokens(llm, count=1, temperature=0)
+        except RemoteError as error:
+            say("step", type(error).__name__, str(error))
+        try:
+            llm.executor.stop_remote_worker_execution_loop()
+        except RemoteError as error:
+            say("loop", type(error).__name__, str(error))
+        say("after", json.dumps(llm.collective_rpc(rank_of)))
+
+
+def missing():
+    """Rank 1 does not come."""
+    if RANK == 0:
+        start()
+
+
 def main():
     began = time.monotonic()
     try:

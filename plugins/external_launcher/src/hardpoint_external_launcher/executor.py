@@ -6,12 +6,13 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from hardpoint.config.problems import config_error, with_origin
 from hardpoint.errors import ExecutorFailedError, HardpointError, WorkerSilentError
-from hardpoint.executor import Executor
+from hardpoint.executor import Executor, Prepared
 from hardpoint.records import Problem, WorkerContext, WorkerHealth
+from hardpoint.references import resolve_class
 from hardpoint.rpc.host import WorkerHost
 
 from hardpoint_external_launcher.agreement import identity
@@ -44,6 +45,20 @@ class ExternalLauncherExecutor(Executor):
         """Only rank 0 prints."""
         return rank_of(os.environ) in (0, None)
 
+    @classmethod
+    def start(
+        cls,
+        config: Config,
+        registry: Registry,
+        platform: Platform,
+        prepared: Prepared | None = None,
+    ) -> Self:
+        """Start as every executor; with ``driver_only`` it is a DriverExecutor that is started."""
+        kind = cls
+        if cls is ExternalLauncherExecutor and settings_of(config, registry).driver_only:
+            kind = resolve_class("hardpoint_external_launcher.driver:DriverExecutor", cls)
+        return super(ExternalLauncherExecutor, kind).start(config, registry, platform, prepared)
+
     def start_workers(self) -> None:
         """Meet the other processes and build this one's worker.
 
@@ -52,7 +67,7 @@ class ExternalLauncherExecutor(Executor):
         ``driver_only``, on another rank than 0, it serves and does not return: it raises SystemExit
         when rank 0 is done, or what went wrong.
         """
-        settings = self.settings
+        settings = settings_of(self.config, self.registry)
         seat = seat_of(os.environ)
         self._check(seat)
         plan = Plan(
@@ -75,14 +90,6 @@ class ExternalLauncherExecutor(Executor):
             if group.failure is not None:
                 raise group.failure
             raise SystemExit(0)
-
-    @property
-    def settings(self) -> ExternalLauncherSettings:
-        """The plugin's own keys."""
-        found = self.config.settings_of("external_launcher")
-        if not isinstance(found, ExternalLauncherSettings):
-            found = self.registry.settings("executor", "external_launcher")
-        return found if isinstance(found, ExternalLauncherSettings) else ExternalLauncherSettings()
 
     def draw_seed(self) -> int:
         """Return a seed that all ranks agree on."""
@@ -181,6 +188,15 @@ class ExternalLauncherExecutor(Executor):
         if len(devices) <= each:
             return tuple(devices)
         return tuple(devices[seat.local_rank * each : (seat.local_rank + 1) * each])
+
+
+def settings_of(config: Config, registry: Registry) -> ExternalLauncherSettings:
+    """Return the plugin's own keys, also while ``config`` has them raw."""
+    found = config.settings_of("external_launcher")
+    raw = not isinstance(found, ExternalLauncherSettings)
+    if raw and registry.has("executor", "external_launcher"):
+        found = registry.settings("executor", "external_launcher")
+    return found if isinstance(found, ExternalLauncherSettings) else ExternalLauncherSettings()
 
 
 def _build_host(

@@ -38,6 +38,9 @@ class Kind(IntEnum):
     """Answers to calls."""
     PING = 9
     """A sign of life is wanted now."""
+    STEP = 10
+    """A call for the resident loop."""
+    END_LOOP = 11
 
 
 @frozen

@@ -108,6 +108,8 @@ class Group:
             self.peers.closing()
             why = "" if self.failure is None else f"{self.failure}"
             self.peers.tell(Frame(Kind.LEAVE, parts=[why.encode()]))
+        if self.program is not None:
+            self.program.end()
         if self.thread is not None:
             ended = self.thread.stop(deadline)
         if self.peers is not None:
@@ -116,8 +118,6 @@ class Group:
             self.company.close()
         if self._claims is not None:
             self._claims.close()
-        if isinstance(self.program, FollowerProgram):
-            self.program.ended.set()
         return ended
 
     def release(self) -> None:
@@ -132,8 +132,8 @@ class Group:
         self.failure = self.failure or error
         self.plan.fail(error)
         self._end_work()
-        if isinstance(self.program, FollowerProgram):
-            self.program.ended.set()
+        if self.program is not None:
+            self.program.end()
 
     def health(self, timeout: float) -> list[WorkerHealth]:
         """Return every rank's progress; those that do not answer in time are missing."""

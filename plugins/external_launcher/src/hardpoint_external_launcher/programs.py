@@ -6,18 +6,20 @@ import json
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from hardpoint.errors import ExecutorFailedError, HardpointError
-from hardpoint.rpc.calls import Reply
+from hardpoint.rpc.calls import PackedCall, Reply
+from hardpoint.v0.worker_loop import LOOP
 
 from hardpoint_external_launcher.agreement import check_digests, digests
 from hardpoint_external_launcher.answers import ANSWERS, acknowledge, answer
 from hardpoint_external_launcher.frames import Frame, Kind
 
 if TYPE_CHECKING:
-    from hardpoint.rpc.calls import Call, CallTable, PackedCall
+    from hardpoint.rpc.calls import Call, CallTable
     from hardpoint.rpc.encoding import Codec
     from hardpoint.rpc.host import WorkerHost
     from hardpoint.rpc.worker_thread import WorkerThread
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("hardpoint.executor.external_launcher")
 
-MOST_AHEAD = 4096
-"""Calls that a rank may be ahead of another."""
+LOOPED = frozenset({"execute_model", "sample_tokens"})
+"""Calls that the resident loop takes."""
 
 
 class Program(ABC):
@@ -75,6 +77,9 @@ class Program(ABC):
         elif waiting:
             self.fail(self._absent(rank, waiting[0]))
 
+    def end(self) -> None:  # noqa: B027 - a default, not a slot
+        """Serve no more."""
+
     def _named(self, rank: int) -> str:
         return f"rank {rank} (pid {self.peers.lines[rank].pid})"
 
@@ -82,10 +87,6 @@ class Program(ABC):
         return ExecutorFailedError(
             f"{self._named(rank)} shut its engine down, and {method!r} needs every rank"
         )
-
-    def _handled(self, host: WorkerHost, call: PackedCall) -> Frame:
-        self.call_name = call.name
-        return answer(self.codec, host.handle(call, carried=True))
 
 
 class SameProgram(Program):
@@ -123,8 +124,9 @@ class SameProgram(Program):
 
     def serve(self, host: WorkerHost, call: PackedCall) -> None:
         """Run it whatever its caller wants by now: the other ranks run it, too."""
+        self.call_name = call.name
         self.calls.begin(call.call_id)
-        frame = self._handled(host, call)
+        frame = answer(self.codec, host.handle(call, carried=True))
         self.peers.tell(frame)
         acknowledge(self.calls, self.codec, self.rank, frame)
 
@@ -165,14 +167,43 @@ class SameProgram(Program):
 class LeaderProgram(Program):
     """Rank 0 alone makes calls; the others carry them out and answer to it."""
 
+    begin: Callable[[int], bool]
+    looping = False
+    """Whether the others are in the resident loop."""
+
     def call(self, call: Call) -> None:
         """Send it to all, and give it to the own worker."""
+        kind = Kind.STEP if self.looping and call.method in LOOPED else Kind.CALL
+        self._send(call, range(len(self.peers.lines) + 1), kind)
+
+    def call_ranks(self, call: Call, ranks: Sequence[int]) -> None:
+        """Have the workers of ``ranks`` run it; the others' answers are nothing. The call by which
+        workers begin to loop makes what follows go to their loop.
+        """
+        self._send(call, ranks, Kind.CALL)
+        self.looping = self.looping or call.method == LOOP
+
+    def end_loop(self) -> None:
+        """Have the others leave the resident loop after what was sent to it."""
+        self.looping = False
+        self.peers.tell(Frame(Kind.END_LOOP))
+
+    def _send(self, call: Call, ranks: Sequence[int], kind: Kind) -> None:
         for rank, line in self.peers.lines.items():
             if line.left is not None:
                 raise self._absent(rank, call.name)
         packed = call.pack(self.codec)
-        self.peers.tell(call_frame(self.codec, call))
-        self.thread.submit(packed)
+        frame = call_frame(self.codec, call, kind)
+        nothing = Frame(Kind.NOTHING, call.call_id, call.generation)
+        for rank in self.peers.lines:
+            if rank in ranks:
+                self.peers.send(rank, frame)
+            else:
+                acknowledge(self.calls, self.codec, rank, nothing)
+        if self.rank in ranks:
+            self.thread.submit(packed)
+        else:
+            acknowledge(self.calls, self.codec, self.rank, nothing)
 
     def serve(self, host: WorkerHost, call: PackedCall) -> None:
         """Run it, unless it was taken back."""
@@ -183,8 +214,6 @@ class LeaderProgram(Program):
         self.call_name = call.name
         self.calls.begin(call.call_id)
         self.calls.deliver(host.handle(call))
-
-    begin: Callable[[int], bool]
 
     def heard(self, rank: int, frame: Frame) -> None:
         """Take an answer."""
@@ -200,6 +229,7 @@ class FollowerProgram(Program):
     def __init__(self, *parts: object) -> None:
         super().__init__(*parts)  # type: ignore[arg-type]
         self.ended = threading.Event()
+        self._steps: SimpleQueue[PackedCall | None] = SimpleQueue()
 
     def call(self, call: Call) -> None:
         """Refuse: rank 0 decides."""
@@ -210,15 +240,35 @@ class FollowerProgram(Program):
 
     def serve(self, host: WorkerHost, call: PackedCall) -> None:
         """Run it, unless it was taken back, and answer to rank 0."""
+        reply = self._loop(host, call) if call.name == LOOP else self._run(host, call)
+        self.peers.send(0, answer(self.codec, reply))
+
+    def _run(self, host: WorkerHost, call: PackedCall) -> Reply:
         if call.queued and not self.begin(call.call_id):
-            self.peers.send(0, Frame(Kind.NOTHING, call.call_id, call.generation))
-            return
-        self.peers.send(0, self._handled(host, call))
+            return Reply(call_id=call.call_id, rank=self.rank, generation=call.generation)
+        self.call_name = call.name
+        return host.handle(call, carried=True)
+
+    def _loop(self, host: WorkerHost, call: PackedCall) -> Reply:
+        """Run steps as they come, until there are no more; the answer has what was raised first."""
+        end = Reply(call_id=call.call_id, rank=self.rank, generation=call.generation)
+        while (step := self._steps.get()) is not None:
+            reply = self._run(host, step)
+            end.failure = end.failure or reply.failure
+            self.peers.send(0, answer(self.codec, reply))
+            del step, reply  # hold nothing of it while waiting
+        return end
 
     def heard(self, rank: int, frame: Frame) -> None:
         """Take a call."""
-        if rank == 0 and frame.kind == Kind.CALL:
+        if rank != 0:
+            return
+        if frame.kind == Kind.CALL:
             self.thread.submit(called(self.codec, frame))
+        elif frame.kind == Kind.STEP:
+            self._steps.put(called(self.codec, frame))
+        elif frame.kind == Kind.END_LOOP:
+            self._steps.put(None)
 
     def left(self, rank: int, reason: str) -> None:
         """Rank 0 has ended: so does this one. Another one's end is rank 0's to judge."""
@@ -226,21 +276,24 @@ class FollowerProgram(Program):
             return
         if reason:
             self.fail(ExecutorFailedError(f"{self._named(rank)} gave up: {reason}"))
+        self.end()
+
+    def end(self) -> None:
+        """Leave the loop, if it is in it, and serve no more."""
         self.ended.set()
+        self._steps.put(None)
 
 
-def call_frame(codec: Codec, call: Call) -> Frame:
+def call_frame(codec: Codec, call: Call, kind: Kind) -> Frame:
     """Return a call as it travels. Raises EncodingError."""
     data, buffers = codec.encode_call(call)
     head = {"name": call.name, "reply_rank": call.reply_rank, "queued": call.queued}
     parts = [json.dumps(head).encode(), data, *buffers]
-    return Frame(Kind.CALL, call.call_id, call.generation, parts)
+    return Frame(kind, call.call_id, call.generation, parts)
 
 
 def called(codec: Codec, frame: Frame) -> PackedCall:
     """Return the call in a frame."""
-    from hardpoint.rpc.calls import PackedCall
-
     head = json.loads(frame.text)
     buffers = [memoryview(part) for part in frame.parts[2:]]
     return PackedCall(
