@@ -229,17 +229,24 @@ class ExecutorFailedError(HardpointError):
 
 class WorkerDiedError(ExecutorFailedError):
     """A worker's process or thread ended: ``rank``, ``pid``, ``exit`` (code, or negative signal),
-    ``last_lines``.
+    ``last_lines``, ``host`` (empty: the driver's own).
 
     What to do: read ``last_lines`` and ``exit``: -9 is most often the system's memory killer. Start
     a new engine.
     """
 
     def __init__(
-        self, *, rank: int, pid: int, exit: int | None, last_lines: Iterable[str] = ()
+        self,
+        *,
+        rank: int,
+        pid: int,
+        exit: int | None,
+        last_lines: Iterable[str] = (),
+        host: str = "",
     ) -> None:
         self.rank = rank
         self.pid = pid
+        self.host = host
         self.exit = exit
         self.last_lines = tuple(last_lines)
         how = (
@@ -250,7 +257,21 @@ class WorkerDiedError(ExecutorFailedError):
             else f"exited with code {exit}"
         )
         tail = "".join(f"\n  {line}" for line in self.last_lines)
-        super().__init__(f"worker rank {rank} (pid {pid}) {how}{tail}")
+        where = f" on {host}" if host else ""
+        super().__init__(f"worker rank {rank} (pid {pid}{where}) {how}{tail}")
+
+
+class HostLostError(ExecutorFailedError):
+    """Another host that takes part ended, or cannot be reached: ``host``, ``ranks`` of its workers.
+
+    What to do: look at that host and at what its ``hardpoint worker`` wrote. Start a new engine.
+    """
+
+    def __init__(self, *, host: str, ranks: Iterable[int], why: str) -> None:
+        self.host = host
+        self.ranks = tuple(ranks)
+        named = ", ".join(map(str, self.ranks)) or "none"
+        super().__init__(f"{host} is lost, and with it its workers (ranks {named}): {why}")
 
 
 class WorkerSilentError(ExecutorFailedError):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hardpoint.config import Config
     from hardpoint.messages import GrammarOutput, ModelRunnerOutput, SchedulerOutput, StepTicket
     from hardpoint.platform import Platform
-    from hardpoint.records import LoadReport, WorkerHealth
+    from hardpoint.records import Listener, LoadReport, WorkerHealth
     from hardpoint.registry import Registry
     from hardpoint.rpc.receiver import Receiver
 
@@ -110,6 +110,13 @@ class Executor(WorkerCalls):
         is given to :meth:`start`, or closed if it does not come to that. Must not raise.
         """
         return None
+
+    @classmethod
+    def listeners(
+        cls, config: Config, registry: Registry, platform: Platform
+    ) -> Sequence[Listener]:
+        """Return every socket that would listen in a run, workers' too; called by the doctor."""
+        return ()
 
     @classmethod
     def start(
@@ -274,9 +281,7 @@ class Executor(WorkerCalls):
         return await asyncio.to_thread(self.check_health, timeout)
 
     def register_failure_callback(self, callback: Callable[[BaseException], None]) -> None:
-        """Have ``callback(error)`` called once when the executor fails; at once if it has failed
-        already.
-        """
+        """Have ``callback(error)`` called once when the executor fails, or at once if it has."""
         with self._lock:
             failure = self._failure
             if failure is None:

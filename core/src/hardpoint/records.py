@@ -278,6 +278,23 @@ class WorkerHealth:
 
 
 @frozen(kw_only=True)
+class Listener:
+    """One socket that listens for other processes while an executor runs, as ``hardpoint doctor``
+    tells of it.
+
+    ``purpose`` is what for (``calls``), ``address`` where, as ``HOST:PORT`` with ``*`` for a port
+    that is chosen when it is opened; ``owner`` who listens (``driver``, ``worker``, ``ray`` ...);
+    ``protection`` what keeps strangers out, in a few words; ``until`` when it is closed.
+    """
+
+    purpose: str
+    address: str
+    owner: str
+    protection: str
+    until: str = "the end"
+
+
+@frozen(kw_only=True)
 class WorkerContext:
     """Who a worker is. Rank and world size are mandatory: nothing may guess them.
 

@@ -79,6 +79,9 @@ class ParallelConfig:
     pipeline_parallel_size: int = key(1, "stages of consecutive layers", low=1)
     data_parallel_size: int = key(1, "copies of the model", low=1)
     nnodes: int = key(1, "hosts that take part", low=1)
+    forward_env: tuple[str, ...] = key(
+        (), "variables that workers on other hosts get of the driver's, as GLOO_*; never secrets"
+    )
     collective_timeout: float = key(
         300.0, "seconds for which a worker waits for the others in one exchange of tensors", above=0
     )

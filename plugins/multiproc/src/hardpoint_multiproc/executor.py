@@ -9,9 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from hardpoint.config.problems import config_error
-from hardpoint.errors import ExecutorFailedError, HardpointError, StartTimeoutError
+from hardpoint.errors import (
+    ExecutorFailedError,
+    HardpointError,
+    HostLostError,
+    StartTimeoutError,
+)
 from hardpoint.executor import Executor
-from hardpoint.records import Problem, WorkerHealth
+from hardpoint.records import Listener, Problem, WorkerHealth
 from hardpoint.rpc import channel
 from hardpoint.rpc.calls import Call, CallTable
 from hardpoint.rpc.faults import DUPLICATE, LOSE, fault
@@ -63,6 +68,15 @@ class MultiprocExecutor(Executor):
             return None
         return NurseryProcess(platform.preload)
 
+    @classmethod
+    def listeners(
+        cls, config: Config, registry: Registry, platform: Platform
+    ) -> Sequence[Listener]:
+        """Return the collective library's, and with several hosts the driver's own."""
+        from hardpoint_multiproc.listeners import of_mp
+
+        return of_mp(config, settings_of(config, registry), platform)
+
     def start_workers(self) -> None:
         """Start all workers at once; raise the first one's failure with its last lines.
 
@@ -78,27 +92,49 @@ class MultiprocExecutor(Executor):
     def _start_workers(self) -> None:
         settings = settings_of(self.config, self.registry)
         check_devices(self)
+        if self.config.parallel.nnodes > 1:
+            self._start_on_hosts(settings)
+            return
         variables = variables_of(self)
         way = self._way(settings, variables)
-        start = Call(
+        call = Call(
             call_id=self.calls.next_id(), generation=self.generation, method="start the worker"
         )
-        plans = plan_workers(self, variables, self.codec, start.call_id, settings)
+        plans = plan_workers(self, variables, self.codec, call.call_id, settings)
         resources = Resources(self.calls, self.generation, self._nursery(way))
         # What it waits for is the nursery.
         agree = partial(self._way_of, way, settings, resources.nursery)
-        self.bring_up(resources, settings, start, plans, agree)
+        self.bring_up(resources, settings, call, plans, agree)
+
+    def _start_on_hosts(self, settings: MultiprocSettings) -> None:
+        """Start this host's share of the workers, and have the other hosts start theirs."""
+        from hardpoint_multiproc.hosts import start  # the network's library is for them alone
+
+        plan = start.plan_of(self, settings)
+        way = self._way(settings, variables_of(self))
+        hosts = start.gather_hosts(self, settings, self._nursery(way), plan)
+        call = Call(
+            call_id=self.calls.next_id(), generation=self.generation, method="start the worker"
+        )
+        resources, plans = start.spread(self, settings, hosts, plan, call)
+        hosts.on_lost(self._lost)
+        agree = partial(self._way_of, way, settings, hosts.nursery)
+        self.bring_up(resources, settings, call, plans, agree)
+
+    def _lost(self, error: HostLostError) -> None:
+        if self._resources is not None and self._resources.group is not None:
+            self._resources.group.give_up(error)
 
     def bring_up(
         self,
         resources: Resources,
         settings: MultiprocSettings,
-        start: Call,
+        call: Call,
         plans: Sequence[WorkerPlan],
         agree: Callable[[], str],
     ) -> None:
         """Make what the workers are called by, start them the way that ``agree()`` returns, and
-        wait until all have acknowledged ``start``.
+        wait until all have acknowledged ``call``.
         """
         self._resources = resources
         self._finalizer = weakref.finalize(self, Resources.release, resources)
@@ -106,7 +142,7 @@ class MultiprocExecutor(Executor):
         uninterrupted(partial(resources.make, kind, self.config.rpc.spin_us, self.codec, plans))
         self.receiver, self.calls.claims = resources.receiver, resources.claims
         self._send, self.rouse = resources.end.send, resources.end.rouse
-        gather = self.calls.open(start, self.world_size)
+        gather = self.calls.open(call, self.world_size)
         output = resources.nursery.output
         agreed = agree()
         resources.group = group = WorkerGroup(

@@ -20,6 +20,7 @@ from hardpoint.errors import (
     ExecutorFailedError,
     HardpointError,
     StartTimeoutError,
+    WorkerDiedError,
     WorkerSilentError,
 )
 from hardpoint.records import WorkerHealth
@@ -89,6 +90,8 @@ class _Worker:
     launch: Launch
     lane: ControlLane
     pid: int = 0
+    host: str = ""
+    """Where it is, if not on this host."""
     pidfd: int = -1
     gone: bool = False
     exit: int | None = None
@@ -171,6 +174,7 @@ class WorkerGroup:
             error = refused(OSError(errno.EMFILE, message["refused"]))
             self._judge(lambda judge: judge.refused(rank, error, now))
         elif message["op"] == "started":
+            worker.host = str(message.get("host") or "")
             self._started(worker, int(str(message["pid"])), fds[0] if fds else -1, now)
         elif message["op"] == "exited":
             code, cause = message["exit"], message.get("cause")
@@ -244,8 +248,18 @@ class WorkerGroup:
         if worker.stack_from >= 0:
             self._take_stack(worker, now)
         lines = self._nursery.output.last_lines(rank)
+        if worker.host:
+            died = WorkerDiedError(
+                rank=rank, pid=worker.pid, exit=worker.exit, last_lines=lines, host=worker.host
+            )
+            self.give_up(died)
         self._judge(lambda judge: judge.exited(rank, worker.exit, now, lines, worker.cause))
         worker.ended.set()
+
+    def give_up(self, error: HardpointError) -> None:
+        """Fail the group by ``error``, unless it failed or is closing. On the loop's thread."""
+        now = time.monotonic()
+        self._judge(lambda judge: judge.failed(error, now))
 
     def _listen_last(self, worker: _Worker) -> None:
         if (fd := worker.lane.fileno()) >= 0:

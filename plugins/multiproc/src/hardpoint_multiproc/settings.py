@@ -32,6 +32,18 @@ class MultiprocSettings:
     hang_after: float | None = key(
         None, "seconds of one call after which a worker is given up; unset: never", above=0
     )
+    leader: str | None = key(
+        None,
+        "with nnodes: address and port, HOST:PORT, at which this host, the leader, lets the others "
+        "join",
+    )
+    key_file: str | None = key(
+        None,
+        "with nnodes: file with the keys by which hosts know each other, made if it is not there",
+    )
+    peer_timeout: float = key(
+        10.0, "seconds without a sign of life after which another host counts as gone", above=0
+    )
     bind: bool = key(
         True, "keep each worker on cores of its own, where there are enough and none else does so"
     )

@@ -1,0 +1,1 @@
+"""Several hosts: one leads, the others join it and run their share of the workers."""

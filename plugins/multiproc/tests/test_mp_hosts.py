@@ -1,0 +1,324 @@
+"""Several hosts: each has an address of this machine; the followers join the leader."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from attrs import evolve
+from hardpoint.errors import ConfigError, HostLostError, StartTimeoutError, WorkerDiedError
+from hardpoint.metadata import ResolvedPlugin
+from hardpoint.rpc.network.keys import KeyPair
+from hardpoint.rpc.network.listening import listening
+from hardpoint_multiproc.hosts import handshake, key_file
+from hardpoint_multiproc.hosts.handshake import difference, installation
+
+LEADER, OTHER = "127.0.0.2", "127.0.0.3"
+COMMAND = "import sys; from hardpoint.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind((LEADER, 0))
+        return probe.getsockname()[1]
+
+
+class Cluster:
+    """A leader's settings, and the followers that join it."""
+
+    def __init__(self, folder):
+        self.key_file = folder / "key"
+        self.leader = f"{LEADER}:{free_port()}"
+        self.followers = []
+        self.log = folder
+
+    def keys(self, nodes=2, **more):
+        return {
+            "nnodes": nodes,
+            "plugins.mp.leader": self.leader,
+            "plugins.mp.key_file": str(self.key_file),
+            "plugins.mp.start_timeout": 40.0,
+            "rpc.heartbeat": 0.2,
+            **more,
+        }
+
+    def follow(self, *more, environ=None, address=OTHER):
+        command = [sys.executable, "-P", "-c", COMMAND, "worker", "--join", self.leader,
+                   "--key-file", str(self.key_file), "--address", address,
+                   "--wait", "60", *more]  # fmt: skip
+        error = (self.log / f"follower{len(self.followers)}").open("w+")
+        process = subprocess.Popen(
+            command, stderr=error, stdout=error, env={**os.environ, **(environ or {})}
+        )
+        process.log = error
+        self.followers.append(process)
+        return process
+
+    def said(self, process):
+        process.log.flush()
+        return Path(process.log.name).read_text()
+
+    def close(self):
+        for process in self.followers:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            process.wait(60)
+            process.log.close()
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    made = Cluster(tmp_path)
+    yield made
+    made.close()
+
+
+def family(pid):
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def test_the_workers_of_two_hosts_are_one_group(cluster, launcher):
+    follower = cluster.follow()
+    executor = launcher.start(workers=3, **cluster.keys())
+    health = executor.check_health()
+    assert [each.rank for each in health] == [0, 1, 2]
+    pids = [worker.pid for worker in executor._resources.group._workers]
+    here = {each.pid for each in family(os.getpid())}
+    there = {each.pid for each in family(follower.pid)}
+    assert [pid in there for pid in pids] == [False, False, True]
+    assert pids[2] in here  # this test's process started the follower, too
+    assert not cluster.key_file.exists() or cluster.key_file.stat().st_mode & 0o777 == 0o600
+    executor.shutdown()
+    assert follower.wait(60) == 0
+    assert not cluster.key_file.exists()
+    assert not family(pids[2])
+    assert "ranks here: 2" in cluster.said(follower)
+
+
+def test_nothing_listens_but_what_is_told_and_no_key_is_seen(cluster, launcher):
+    before = listening(os.getpid())
+    follower = cluster.follow()
+    executor = launcher.start(workers=2, **cluster.keys())
+    told = executor.listeners(executor.config, executor.registry, executor.platform)
+    hosts, hub = executor._resources.nursery, executor._resources._hub
+    own = {(LEADER, int(each.rpartition(":")[2])) for each in
+           (hosts.address, *hub.addresses.values())}  # fmt: skip
+    assert listening(os.getpid()) - before == own
+    assert {each.purpose for each in told} >= {"join", "calls", "control"}
+    assert {each.address.rpartition(":")[0] for each in told if each.owner == "driver"} == {LEADER}
+    others = {each.pid for each in family(os.getpid())} - {os.getpid()}
+    assert all(not listening(pid) for pid in others), "the dummy's workers listen nowhere"
+
+    keys = key_file.read(cluster.key_file)
+    secrets = [keys.leader.secret, keys.follower.secret, hub.gate.keys.secret]
+    secrets += [pair.secret for pair in hub.gate._made.values()]
+    seen = cluster.said(follower)
+    for process in family(os.getpid()):
+        seen += repr(process.cmdline()) + repr(process.environ())
+    assert not any(secret in seen for secret in secrets)
+    assert os.environ["PATH"] in eval(repr(seen)), "the control: what is there is seen"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_worker_that_dies_on_another_host_is_named_with_it(cluster, launcher, eventually, signum):
+    cluster.follow()
+    executor = launcher.start(workers=2, **cluster.keys())
+    victim = executor._resources.group._workers[1].pid
+    os.kill(victim, signum)
+    error = eventually(lambda: executor.failure)
+    assert isinstance(error, WorkerDiedError)
+    assert (error.rank, error.pid, error.exit) == (1, victim, -signum)
+    assert f"on host {socket.gethostname()} (node 1, {OTHER})" in str(error)
+
+
+def test_a_follower_that_dies_is_named_with_its_ranks(cluster, launcher, eventually):
+    follower = cluster.follow()
+    executor = launcher.start(workers=3, **cluster.keys())
+    victims = family(follower.pid)
+    follower.kill()
+    error = eventually(lambda: executor.failure)
+    assert isinstance(error, HostLostError | WorkerDiedError)
+    assert OTHER in str(error)
+    if isinstance(error, HostLostError):
+        assert error.ranks == (2,)
+    psutil.wait_procs(victims, timeout=30)
+    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in victims)
+
+
+def test_followers_end_with_a_leader_that_is_killed(cluster, drivers, eventually, tmp_path):
+    follower = cluster.follow()
+    keys = [f"{key}={value}" for key, value in cluster.keys().items()]
+    sets = [part for key in keys for part in ("--set", key)]
+    driver = drivers(COMMAND, "generate", "--raw", "--executor", "mp", "--platform", "dummy",
+                     "--load-format", "dummy", "--model", "dummy", *sets,
+                     "--set", "plugins.dummy.num_workers=2",
+                     "--set", "plugins.dummy.step_seconds=0.2",
+                     "--max-tokens", "200", "--ignore-eos", "hi", script="-c")  # fmt: skip
+    eventually(lambda: driver.process.stdout.read(1))
+    workers = family(follower.pid)
+    assert len(workers) >= 3
+    driver.process.kill()
+    assert follower.wait(30) == 3
+    assert "ended; its workers here end" in cluster.said(follower)
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    assert not alive
+    driver.process.wait(30)
+
+
+def test_a_follower_whose_settings_differ_is_refused_with_both_values(cluster, launcher):
+    wrong = cluster.follow("--dtype", "bfloat16", "--set", "plugins.dummy.num_workers=2")
+    cluster.follow("--set", "plugins.dummy.num_workers=2")
+    executor = launcher.start(workers=2, **cluster.keys(dtype="float32"))
+    assert wrong.wait(60) == 1
+    said = cluster.said(wrong)
+    assert "the key dtype is 'float32' at the leader, 'bfloat16' at" in said
+    assert executor.check_health()
+
+
+def test_two_hosts_of_one_rank_are_not_both_let_in(cluster, launcher, eventually):
+    both = [cluster.follow("--node-rank", "1") for _ in range(2)]
+
+    def third_when_one_was_refused():
+        eventually(lambda: any(process.poll() == 1 for process in both))
+        cluster.follow("--node-rank", "2", address="127.0.0.4")
+
+    thread = threading.Thread(target=third_when_one_was_refused)
+    thread.start()
+    executor = launcher.start(workers=3, **cluster.keys(3))
+    thread.join()
+    assert executor.check_health()
+    executor.shutdown()
+    assert sorted(process.wait(60) for process in both) == [0, 1]
+    assert sum("node rank 1 of" in cluster.said(process) for process in both) == 1
+
+
+def test_a_follower_with_another_key_is_not_let_in(cluster, tmp_path, launcher):
+    key_file.write(cluster.key_file)
+    other = tmp_path / "other"
+    key_file.write(other)
+    stranger = cluster.follow("--key-file", str(other), "--wait", "4")
+    cluster.follow()
+    executor = launcher.start(workers=2, **cluster.keys())
+    assert executor.check_health()
+    assert stranger.wait(60) == 3
+    assert cluster.key_file.exists(), "a file that was there stays"
+
+
+def test_garbage_at_the_port_of_joining_has_no_effect(cluster, launcher, eventually):
+    host, port = cluster.leader.split(":")
+
+    def disturb():
+        for junk in (b"\0" * 64, b"cos\nsystem\n(S'true'\ntR.", os.urandom(2000)):
+            with socket.create_connection((host, int(port)), 30) as stranger:
+                stranger.sendall(junk)
+
+    def there():
+        try:
+            socket.create_connection((host, int(port)), 1).close()
+        except OSError:
+            return False
+        return True
+
+    failed = []
+
+    def first_strangers_then_the_follower():
+        try:
+            eventually(there)
+            disturb()
+        except Exception as error:
+            failed.append(error)
+        cluster.follow()
+
+    thread = threading.Thread(target=first_strangers_then_the_follower)
+    thread.start()
+    executor = launcher.start(workers=2, **cluster.keys())
+    thread.join()
+    assert not failed
+    assert executor.check_health()
+
+
+def test_hosts_that_do_not_come_are_named(cluster, launcher):
+    with pytest.raises(StartTimeoutError, match="node 1 has not joined"):
+        launcher.start(workers=2, **cluster.keys(**{"plugins.mp.start_timeout": 0.5}))
+    assert not cluster.key_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"plugins.mp.leader": None}, r"several hosts need plugins\.mp\.leader"),
+        ({"plugins.mp.key_file": None}, r"several hosts need plugins\.mp\.key_file"),
+        ({"plugins.mp.leader": "0.0.0.0:5000"}, "no address of one interface"),
+        ({"plugins.mp.leader": "here"}, "not of the form HOST:PORT"),
+    ],
+    ids=["no leader", "no key file", "every interface", "no port"],
+)
+def test_what_is_missing_for_several_hosts_is_named(cluster, launcher, keys, message):
+    given = {k: v for k, v in cluster.keys(**keys).items() if v is not None}
+    with pytest.raises(ConfigError, match=message):
+        launcher.start(workers=2, **given)
+
+
+@pytest.mark.parametrize("how", ["open", "other content", "folder", "fifo", "none"])
+def test_a_key_file_that_is_not_safe_is_refused(tmp_path, how):
+    path = tmp_path / "key"
+    if how == "open":
+        key_file.write(path)
+        path.chmod(0o640)
+    elif how == "other content":
+        path.touch(0o600)
+        path.write_text('{"leader": {"public": "x", "secret": "y"}, "follower": []}')
+    elif how == "folder":
+        path.mkdir()
+    elif how == "fifo":
+        os.mkfifo(path, 0o600)
+    with pytest.raises(ConfigError, match="key file"):
+        key_file.read(path)
+
+
+def test_the_keys_come_back_and_show_in_no_repr(tmp_path):
+    made = key_file.write(tmp_path / "key")
+    assert key_file.read(tmp_path / "key") == made
+    assert made.leader.secret not in repr(made)
+    assert isinstance(made.follower, KeyPair)
+    with pytest.raises(FileExistsError):
+        key_file.write(tmp_path / "key")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("protocol", 99, "the protocol of this handshake is 1 at the leader, 99 at there"),
+        ("core", "9.9", "the version of hardpoint is 0.1.0 at the leader, 9.9 at there"),
+        ("api", "1.0", "the contract API is"),
+        ("plugins", {}, "plugin platform cpu is hardpoint-cpu 1 at the leader, not installed at"),
+        ("plugins", {"platform cpu": "hardpoint-cpu 2"}, "is hardpoint-cpu 1 at the leader, hard"),
+        ("settings", {"dtype": "'x'"}, "the key dtype is 'auto' at the leader, 'x' at there"),
+        ("settings", {}, ""),
+    ],
+)
+def test_what_differs_is_named_with_both_values(field, value, said):
+    cpu = ResolvedPlugin(kind="platform", name="cpu", distribution="hardpoint-cpu", version="1",
+                         entry_point="x")  # fmt: skip
+    leader = installation([cpu], [("dtype", "auto"), ("plugins.mp.leader", "a:1")])
+    follower = handshake.Installation.heard(evolve(leader, **{field: value}).told())
+    found = difference(leader, follower, "there")
+    assert said in found
+    assert bool(found) == bool(said)
+    assert difference(leader, evolve(leader, plugins={**leader.plugins, "x y": "z 1"}), "x") == ""
+
+
+def test_ranks_are_split_in_order_and_the_first_host_has_more():
+    assert handshake.split(3, 2) == (range(2), range(2, 3))
+    assert handshake.split(8, 3) == (range(3), range(3, 6), range(6, 8))
