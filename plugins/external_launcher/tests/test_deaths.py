@@ -38,6 +38,7 @@ def test_of_three_ranks_both_others_name_the_dead_one(launch):
     assert ranks.wait() == [1, 1, -signal.SIGKILL]
     for rank in (0, 1):
         assert f"rank 2 (pid {ranks.processes[2].pid}) ended" in ranks.out(rank)
+        assert "hearing the other ranks raised" not in ranks.error(rank)
 
 
 @pytest.mark.slow

@@ -153,6 +153,8 @@ class Peers:
                     if fd == self._bell:
                         os.eventfd_read(fd)
                         continue
+                    if fd not in places:  # of a line that ended a moment ago, in this same turn
+                        continue
                     line, life = places[fd]
                     if not self._hear(line, drain=life):
                         for each in [f for f, (other, _) in places.items() if other is line]:
