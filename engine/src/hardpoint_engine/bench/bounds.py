@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 OURS = "hardpoint-mp"
+OURS_ON_RAY = "hardpoint-ray"
+RAY_SHARE = 1 / 2
+"""Of the time of plain actor calls, for four workers."""
 KIB = 1024
 LARGE = 8 * KIB * KIB
 LARGE_SHARES: Mapping[int, float] = {1: 1 / 3, 8: 1 / 6}
@@ -47,6 +50,9 @@ def _all(document: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
         return None if ours is None or theirs is None else ours / theirs
 
     yield from _small(share, workers)
+    on_ray, plain = (medians.get((name, 4, KIB, "busy")) for name in (OURS_ON_RAY, "ray"))
+    if on_ray and plain:
+        yield "1 KiB busy, hardpoint-ray / ray, 4 workers", on_ray / plain, RAY_SHARE
     for number, bound in LARGE_SHARES.items():
         if (value := share("vllm-mq", number, LARGE, "busy")) is not None:
             yield f"8 MiB / vllm-mq, {number} workers", value, bound

@@ -23,7 +23,9 @@ FILES: Mapping[str, str] = {
     "hardpoint-mp": "hardpoint_mp.py",
     "pipe": "pipe.py",
     "zmq": "zeromq.py",
+    "hardpoint-ray": "hardpoint_ray.py",
     "ray": "ray_actors.py",
+    "ray-graph": "ray_graph.py",
     "vllm-mq": "vllm_queue.py",
 }
 """Every transport, and its file in ``transports``."""

@@ -23,13 +23,13 @@ class Installed(TemporaryExtension):
         super().__init__(NAME, "hardpoint_engine.bench.extension")
 
 
-def start_dummy(workers: int) -> EngineCore:
-    """Start an engine of ``mp`` with so many workers on the dummy platform."""
+def start_dummy(workers: int, executor: str = "mp") -> EngineCore:
+    """Start an engine with so many workers of ``executor`` on the dummy platform."""
     keys = {
         "model": "dummy",
         "load_format": "dummy",
         "platform": "dummy",
-        "executor": "mp",
+        "executor": executor,
         "plugins.dummy.num_workers": workers,
     }
     return start_engine(load_config(overrides=keys, environ={}))

@@ -50,14 +50,15 @@ def rpc(
     ray_python: str | None,
 ) -> None:
     """Time a call of every worker through the executor mp (hardpoint-mp) on the dummy platform,
-    beside multiprocessing.Pipe (pipe), pyzmq (zmq), Ray actors (ray) and vLLM's MessageQueue
-    (vllm-mq), those that can be imported.
+    beside multiprocessing.Pipe (pipe), pyzmq (zmq) and vLLM's MessageQueue (vllm-mq), and through
+    the executor ray (hardpoint-ray) beside calls of Ray's actors (ray) and its compiled graphs
+    (ray-graph), those that can be imported.
 
     Every worker gets a payload and answers with its last byte; the driver gathers the answers. Mode
     busy calls back to back, sporadic once each 5 ms. Then: the CPU time of idle workers, how soon a
     killed worker is noticed, the pause between two steps, how long workers take to start.
     """
-    pythons = {"vllm-mq": vllm_python, "ray": ray_python}
+    pythons = {"vllm-mq": vllm_python, "ray": ray_python, "ray-graph": ray_python}
     with interruptible():
         from hardpoint_engine.cli.bench_rpc import run
 

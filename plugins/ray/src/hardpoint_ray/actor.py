@@ -59,6 +59,7 @@ class WorkerActor:
         spec = json.loads(descriptors.contents(told))
         os.close(told)
         enter(spec["cwd"])
+        sys.path += [each for each in spec["path"] if each not in sys.path]
         return serve(spec, rest, resources)
 
     def run_afar(self, packet: Mapping[str, Any], resources: Mapping[str, tuple[str, ...]]) -> int:

@@ -144,6 +144,8 @@ class Actors:
                 poll = select.poll()
                 poll.register(actor.pidfd, select.POLLIN)
                 poll.poll(max(0.0, end - time.monotonic()) * 1000)
+                os.close(actor.pidfd)
+                actor.pidfd = -1
         self.loop.end(END_SECONDS)
         self.output.close(END_SECONDS)
         self._handover.close()

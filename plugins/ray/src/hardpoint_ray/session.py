@@ -49,8 +49,12 @@ STOP_SECONDS = 20.0
 _LONGEST_FOLDER = 30
 """Ray puts sockets into its folder, and the names of sockets are short."""
 
-_SWEEP = 'read -r _; i=0; while [ $i -lt 100 ] && pgrep -f -- "$1" >/dev/null; do sleep 0.2; '
-_SWEEP += 'i=$((i+1)); done; rm -rf -- "$1"'
+_SWEEP = """read -r _
+i=0
+while [ $i -lt 100 ] && pgrep -f -- "$1" | grep -qvx $$; do sleep 0.2; i=$((i+1)); done
+rm -rf -- "$1"
+"""
+"""Waits for the end of this process, then for that of Ray's, which name the folder."""
 
 
 class Session:

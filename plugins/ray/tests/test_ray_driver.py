@@ -1,0 +1,85 @@
+"""A driver that is killed leaves no worker and nothing of the Ray that it started."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+MARK = "RAY_TEST_MARK"
+
+
+class Driver:
+    """A driver in a process of its own, whose family is found by a mark in its environment."""
+
+    def __init__(self, folder, *arguments):
+        self.mark = uuid.uuid4().hex
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("ray_driver.py")), *arguments],
+            env={**os.environ, MARK: self.mark, "TMPDIR": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def line(self):
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise EOFError("the driver ended")
+
+    def family(self):
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark and process.status() != "zombie":
+                    found.append(process.pid)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+
+@pytest.fixture
+def drivers(eventually):
+    made = []
+
+    def start(*arguments):
+        made.append(Driver(*arguments))
+        return made[-1]
+
+    yield start
+    for driver in made:
+        if driver.process.poll() is None:
+            driver.process.kill()
+        driver.process.wait()
+        driver.process.stdout.close()
+        eventually(lambda driver=driver: driver.family() == [])
+
+
+def folders():
+    return set(Path("/tmp").glob("hp-ray-*"))
+
+
+@pytest.mark.parametrize("when", [pytest.param("starting", marks=pytest.mark.slow), "running"])
+def test_a_killed_driver_leaves_nothing(drivers, tmp_path, eventually, is_alive, when):
+    before, shared = folders(), set(Path("/dev/shm").iterdir())
+    driver = drivers(tmp_path)
+    driver.line()
+    workers = []
+    if when == "running":
+        workers = driver.line()["workers"]
+    else:
+        eventually(lambda: folders() - before)
+    own = folders() - before
+    assert own
+    driver.process.kill()
+    eventually(lambda: driver.family() == [])
+    eventually(lambda: not (own & folders()))
+    assert not any(map(is_alive, workers))
+    assert set(Path("/dev/shm").iterdir()) <= shared
