@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from textwrap import dedent
 from typing import Any
 
 BAD = ("failed", "not run")
+MACHINE = {"cores": "{} cores", "python": "Python {}"}
+"""What a figure of the machine is written with."""
 
 
 def page_of(document: Mapping[str, Any]) -> str:
@@ -48,7 +51,9 @@ def _head(document: Mapping[str, Any], name: str, verdict: str) -> str:
         "compared with": document["oracle"] or "-",
         "probe": document["probe"],
         "settings": ", ".join(f"{k} = {v}" for k, v in document["settings"].items()) or "none",
-        "machine": ", ".join(f"{value}" for value in document["machine"].values()),
+        "machine": ", ".join(
+            MACHINE.get(key, "{}").format(value) for key, value in document["machine"].items()
+        ),
     }
     rows = "".join(
         f"<div><dt>{escape(key)}</dt><dd>{escape(value)}</dd></div>" for key, value in facts.items()
@@ -82,7 +87,7 @@ def _failures(results: Sequence[Mapping[str, Any]]) -> str:
         return ""
     items = "".join(
         f"<details open><summary>{_mark(result['outcome'])} {escape(result['suite'])}: "
-        f"{_words(result['test'])}</summary><pre>{escape(result['message'].strip())}</pre></details>"
+        f"{_words(result['test'])}</summary><pre>{escape(dedent(result['message']).strip())}</pre></details>"
         for result in bad
     )
     return f"<h2>What failed</h2>{items}"
@@ -93,13 +98,14 @@ def _capabilities(lines: Sequence[Mapping[str, Any]]) -> str:
         return ""
     rows = "".join(
         f"<tr><td>{escape(line['name'])}</td><td>{_mark(line['declared'])}</td>"
-        f"<td>{_mark(line['verdict'])}</td><td class=number>{escape(line['since'])}</td>"
+        f"<td>{_mark(line['verdict'])}</td>"
+        f"<td class='number since'>{escape(line['since'])}</td>"
         f"<td class=number>{sum(line['outcomes'].values()) or ''}</td></tr>"
         for line in lines
     )
     return (
-        "<h2>Capabilities</h2><table><tr><th>capability<th>declared<th>verdict<th>since<th>tests"
-        f"</tr>{rows}</table>"
+        "<h2>Capabilities</h2><table><tr><th>capability<th>declared<th>verdict"
+        f"<th class='number since'>since<th class=number>tests</tr>{rows}</table>"
     )
 
 

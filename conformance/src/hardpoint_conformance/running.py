@@ -97,7 +97,7 @@ def _outcome(item: pytest.Function, suite: type[Suite]) -> tuple[Result, BaseExc
         test=item.name,
         outcome=outcome,
         capability=capability,
-        executor=suite.subject.executor or "",
+        executor=suite.subject.executor or suite.subject.run_by,
         seconds=time.perf_counter() - started,
         message=message,
     )

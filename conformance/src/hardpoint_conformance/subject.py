@@ -92,6 +92,8 @@ class Subject:
         """What the tests of a suite share; dropped after one that failed."""
         self.num_workers: int | None = None
         """With how many workers an executor is tested, once that is known."""
+        self.run_by = ""
+        """The executor that was chosen last, by name or by default."""
         self.believed: set[str] = set()
         """What could not be compared, in sentences."""
         self.oracle = ""
@@ -182,6 +184,7 @@ class Subject:
             configured = resolution.configure(config, registry, platform)
         config = resolution.fill_defaults(configured, platform)
         executor_class = select_executor(registry, config, platform)
+        self.run_by = next((each.name for each in registry.used("executor")), "")
         config = resolution.structure_plugins(config, registry)
         with unchanged(config, "Platform.check"):
             resolution.check(config, registry, platform, executor_class)
