@@ -31,22 +31,28 @@ def variables(rank, size, port):
 class Ranks:
     """Processes that run ``program`` (a file, and its arguments), one for each rank."""
 
-    def __init__(self, program, size, folder, *arguments, environ=lambda rank: {}):
-        port = free_port()
+    def __init__(self, program, size, folder, *arguments, only=None, environ=lambda rank: {}):
+        self.port = free_port()
         self.folder = folder
-        self.processes = []
-        for rank in range(size):
-            out = (folder / f"out-{rank}").open("w")
-            error = (folder / f"error-{rank}").open("w")
-            with out, error:
-                process = subprocess.Popen(
-                    [sys.executable, str(program), *arguments],
-                    stdin=subprocess.PIPE,
-                    stdout=out,
-                    stderr=error,
-                    env={**os.environ, **variables(rank, size, port), **environ(rank)},
-                )
-            self.processes.append(process)
+        self.size = size
+        self.command = [sys.executable, str(program), *arguments]
+        self.environ = environ
+        self.processes = {}
+        for rank in range(size) if only is None else only:
+            self.start(rank)
+
+    def start(self, rank):
+        out = (self.folder / f"out-{rank}").open("w")
+        error = (self.folder / f"error-{rank}").open("w")
+        own = variables(rank, self.size, self.port)
+        with out, error:
+            self.processes[rank] = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=error,
+                env={**os.environ, **own, **self.environ(rank)},
+            )
 
     def out(self, rank):
         return (self.folder / f"out-{rank}").read_text()
@@ -56,11 +62,11 @@ class Ranks:
 
     def wait(self, *ranks):
         """Return the exit codes of ``ranks`` (all, if none is named)."""
-        chosen = ranks or range(len(self.processes))
+        chosen = ranks or sorted(self.processes)
         return [self.processes[rank].wait(PATIENCE) for rank in chosen]
 
     def end(self):
-        for process in self.processes:
+        for process in self.processes.values():
             process.kill()
             process.wait()
             process.stdin.close()

@@ -58,6 +58,8 @@ def go():
 
 
 def generate():
+    from hardpoint.rpc.network.listening import listening
+
     with start() as llm:
         say(
             json.dumps(
@@ -66,6 +68,7 @@ def generate():
         )
         say(json.dumps(llm.collective_rpc(rank_of)))
         say(json.dumps(llm.collective_rpc(rank_of, reply_rank=1)))
+        say(json.dumps(sorted(listening(os.getpid()))))
         health = llm.executor.check_health()
         say(json.dumps([report.rank for report in health]))
 

@@ -17,7 +17,8 @@ def test_every_rank_has_the_same_results_drawn_ones_too(launch):
     """No seed is given: the ranks agree on one (case B8)."""
     first, second = told(launch("generate", 2), 2)
     assert first == second
-    results, ranks, one, health = map(json.loads, first)
+    results, ranks, one, listening, health = map(json.loads, first)
+    assert listening == [], "once all have met, nothing listens"
     assert all(len(row) == 8 for row in results["greedy"] + results["drawn"])
     assert results["drawn"] != results["greedy"]
     assert (ranks, one, health) == ([0, 1], 1, [0, 1])

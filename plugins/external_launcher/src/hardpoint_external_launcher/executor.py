@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from hardpoint.config.problems import config_error, with_origin
 from hardpoint.errors import ExecutorFailedError, HardpointError, WorkerSilentError
 from hardpoint.executor import Executor, Prepared
-from hardpoint.records import Problem, WorkerContext, WorkerHealth
+from hardpoint.records import Listener, Problem, WorkerContext, WorkerHealth
 from hardpoint.references import resolve_class
 from hardpoint.rpc.host import WorkerHost
 
 from hardpoint_external_launcher.agreement import identity
 from hardpoint_external_launcher.group import Group, Plan
 from hardpoint_external_launcher.launchers import Seat, rank_of, seat_of
+from hardpoint_external_launcher.listeners import of_ranks
 from hardpoint_external_launcher.programs import FollowerProgram
 from hardpoint_external_launcher.settings import ExternalLauncherSettings
 
@@ -44,6 +45,13 @@ class ExternalLauncherExecutor(Executor):
     def tells_results(cls, config: Config) -> bool:
         """Only rank 0 prints."""
         return rank_of(os.environ) in (0, None)
+
+    @classmethod
+    def listeners(
+        cls, config: Config, registry: Registry, platform: Platform
+    ) -> Sequence[Listener]:
+        """Return the store at which the ranks meet, and what collectives may open."""
+        return of_ranks(config, platform, os.environ)
 
     @classmethod
     def start(

@@ -1,0 +1,148 @@
+"""The store where ranks meet: at its address alone, told by the doctor, deaf to strangers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from types import SimpleNamespace
+
+import pytest
+from hardpoint.errors import ConfigError, ExecutorFailedError, PluginError, StartTimeoutError
+from hardpoint.messages import CachedRequestData, SchedulerOutput
+from hardpoint.records import Placement
+from hardpoint.worker_calls import DivergedError
+from hardpoint_external_launcher.agreement import check_digests, check_identities, digest, digests
+from hardpoint_external_launcher.launchers import Seat
+from hardpoint_external_launcher.listeners import of_ranks
+from hardpoint_external_launcher.presence import Presence
+from hardpoint_external_launcher.store import Store
+
+
+def seat(**more):
+    given = {"launcher": "srun", "rank": 0, "world_size": 2, "local_rank": 0, **more}
+    return Seat(**given)
+
+
+def store(**more):
+    return Store(seat(**more), time.monotonic() + 0.2, 0.2)
+
+
+def test_rank_0_listens_at_the_address_that_is_named_and_at_no_other():
+    listener = store(address="127.0.0.3", port=0)._listener()
+    with listener:
+        assert listener.getsockname()[0] == "127.0.0.3"
+
+
+def test_a_port_that_is_taken_and_an_address_of_no_host_are_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"MASTER_PORT = '{port}': rank 0 cannot listen"):
+            store(address="127.0.0.1", port=port)._listener()
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR = '192\.0\.2\.1': rank 0 cannot listen"):
+        store(address="192.0.2.1", port=29500)._listener()
+
+
+def test_who_does_not_come_is_named():
+    with pytest.raises(StartTimeoutError, match=r"rank 0: not come to 127\.0\.0\.1:9") as caught:
+        store(rank=1, address="127.0.0.1", port=9)._await_listener()
+    assert "plugins.external_launcher.start_timeout" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"\x80\x04.", b"[]", b"null", b'{"offers": 1}', b'{"offers": {}, "rank": "x"}'],
+)
+def test_what_strangers_write_into_the_store_is_an_error_and_nothing_else(text):
+    with pytest.raises(ExecutorFailedError, match="what stands in the store for rank 1"):
+        Presence.of(1, text)
+
+
+def test_a_presence_is_its_own_ranks_alone():
+    whole = Presence(
+        rank=2, pid=1, born=2, host="h", offers={0: 3}, memory=-1, board=-1, seed=5, identity={}
+    )
+    assert Presence.of(2, whole.text().encode()) == whole
+    with pytest.raises(ExecutorFailedError, match="rank 2 stands in the store as rank 1"):
+        Presence.of(1, whole.text().encode())
+
+
+@pytest.mark.slow
+def test_noise_at_the_store_keeps_nobody_from_meeting(launch):
+    """S1."""
+    ranks = launch("memory", 2, only=[0])
+    launch.settle(lambda: not _free(ranks.port))
+    for noise in (b"", b"\0" * 64, os.urandom(4096), b"\xff" * 16, b"GET / HTTP/1.1\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", ranks.port), 10) as connection:
+            connection.sendall(noise)
+    held = socket.create_connection(("127.0.0.1", ranks.port), 10)  # says nothing, and stays
+    with held:
+        ranks.start(1)
+        assert ranks.wait() == [0, 0], [ranks.error(rank) for rank in (0, 1)]
+    assert ranks.out(0) == ranks.out(1)
+
+
+def _free(port):
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def listeners(workers, environ):
+    platform = SimpleNamespace(placement=lambda config: Placement(num_workers=workers))
+    return [(each.purpose, each.address) for each in of_ranks(None, platform, environ)]
+
+
+def test_the_doctor_tells_of_the_store():
+    by_hand = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    place = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500"}
+    agent = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert listeners(1, {}) == []
+    assert listeners(2, {})[0] == ("rendezvous store", "MASTER_ADDR:MASTER_PORT")
+    assert listeners(2, {**by_hand, **place})[0] == ("rendezvous store", "10.0.0.7:29500")
+    assert listeners(2, {**by_hand, **place, **agent})[0] == ("rendezvous store", "*:29500")
+
+
+# What ranks must have in common.
+
+
+def test_the_first_difference_is_named_with_both_values_and_ranks():
+    alike = {"hardpoint": "1", "plugin cpu": "hardpoint-cpu 1", "block_size": "4"}
+    check_identities({0: alike, 1: dict(alike), 2: dict(alike)})
+    with pytest.raises(ConfigError, match="block_size is 4 on rank 0 and 8 on rank 2") as caught:
+        check_identities({0: alike, 1: alike, 2: {**alike, "block_size": "8"}})
+    assert caught.value.problems[0].key == "block_size"
+    with pytest.raises(PluginError, match="plugin cpu is hardpoint-cpu 1 on rank 0 and unset on"):
+        check_identities({0: alike, 1: {"hardpoint": "1", "block_size": "4"}})
+
+
+def test_a_digest_is_of_content_alone():
+    assert digest(frozenset({"a", "b", "c"})) == digest({"c", "b", "a"})
+    assert digest((1, 2)) == digest([1, 2])
+    assert digest({"a": 1}) != digest({"a": 2})
+    assert digest(((1,), 2)) != digest((1, (2,)))
+    assert digest("1") != digest(1)
+    assert len(digest(SchedulerOutput(step_id=1))) == 16
+
+
+FIELDS = [
+    ("num_tokens", {"a": 1}),
+    ("finished", frozenset({"x"})),
+    ("running", CachedRequestData(req_ids=("a",), new_blocks=(None,), num_computed=(3,))),
+    ("defer_sampling", True),
+    ("blocks_to_zero", (4,)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), FIELDS)
+def test_each_field_of_a_plan_tells(name, value):
+    plans = {0: SchedulerOutput(step_id=3), 1: SchedulerOutput(step_id=3, **{name: value})}
+    told = {rank: digests("execute_model", (plan,)) for rank, plan in plans.items()}
+    check_digests(7, {0: told[0], 1: json.loads(json.dumps(told[0]))})
+    with pytest.raises(DivergedError, match=f"call 7 .*SchedulerOutput.{name} on rank 1"):
+        check_digests(7, told)
