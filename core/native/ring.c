@@ -3,19 +3,22 @@
  * It does what `InlineWriter`, `InlineReader` and `ReplyRings` of
  * hardpoint/rpc/shared_memory/inline.py do, which are the reference: same memory, same results, so
  * that one end may use these and the other those. The layout is that of layout.py, which hands its
- * numbers over: nothing of it is known here but the header of a frame and what the words HEAD and
- * WRITER_WAITS mean.
+ * numbers over: nothing of it is known here but the header of a frame and what the words HEAD,
+ * WRITER_WAITS and CLOSED mean.
  *
  * Everything runs under the interpreter's lock save the waiting, which runs without it; `pins`
  * keeps the memory mapped meanwhile.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <errno.h>
 #include <marshal.h>
+#include <poll.h>
 #include <sched.h>
 #include <stdint.h>
 #include <structmember.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef struct {
     uint32_t size;
@@ -27,7 +30,7 @@ typedef struct {
 } Header;
 _Static_assert(sizeof(Header) == 24, "the header of a frame has no gaps");
 
-enum { HEAD = 0, WRITER_WAITS = 8, INLINE = 1, NOTHING = 2, VALUE = 3, PICKLED = 0x80 };
+enum { HEAD = 0, WRITER_WAITS = 8, CLOSED = 16, INLINE = 1, NOTHING = 2, VALUE = 3, PICKLED = 0x80 };
 #define MARSHAL_VERSION 2
 
 /* The memory of one ring. */
@@ -41,6 +44,7 @@ typedef struct {
     uint64_t head, limit, edge, largest, large_bytes; /* of a writer */
     Py_ssize_t flags_at, flags;
     uint64_t tail, tail_word; /* of a reader */
+    int counted;              /* whether the event on which it slept has still to be read */
     PyObject *tell_room;
 } Ring;
 
@@ -283,7 +287,8 @@ static int next_inline(Ring *self, Header *header, char **at)
     *header = *(Header *)*at; /* a copy: what is checked is what is used */
     uint64_t length = padded(header->size);
     *at += sizeof(Header);
-    return header->storage == INLINE && length <= available && header->named <= header->size &&
+    return (int64_t)available > 0 && header->storage == INLINE && length <= available &&
+           header->named <= header->size &&
            place + length <= self->mask + 1;
 }
 
@@ -291,7 +296,7 @@ static int advance(Ring *self, const Header *header)
 {
     self->tail += padded(header->size);
     store(&self->words[self->tail_word], self->tail);
-    if (!self->words[WRITER_WAITS])
+    if (!self->words[WRITER_WAITS] || !self->tell_room)
         return 0;
     PyObject *done = PyObject_CallNoArgs(self->tell_room);
     Py_XDECREF(done);
@@ -331,28 +336,73 @@ failed:
     return NULL;
 }
 
-/* Yield the processor until a frame is here or so many seconds have passed; return whether one is. */
-static PyObject *reader_spin(Ring *self, PyObject *seconds)
+/* Return the next message as take does; if none is here, yield the processor until one is, for so
+ * many seconds at most.
+ */
+static PyObject *reader_next(Ring *self, PyObject *seconds)
 {
     double budget = PyFloat_AsDouble(seconds);
     if (!is_open(self) || (budget == -1.0 && PyErr_Occurred()))
         return NULL;
     uint64_t tail = self->tail;
-    int found = 0;
-    self->pins++;
-    Py_BEGIN_ALLOW_THREADS
-    uint64_t end = now_ns() + (uint64_t)(budget * 1e9);
-    do { /* to yield comes first: who is to run next may need this core */
-        sched_yield();
-        found = load(&self->words[HEAD]) != tail;
-    } while (!found && now_ns() < end);
-    Py_END_ALLOW_THREADS
-    self->pins--;
+    if (budget > 0 && load(&self->words[HEAD]) == tail) {
+        self->pins++;
+        Py_BEGIN_ALLOW_THREADS
+        uint64_t end = now_ns() + (uint64_t)(budget * 1e9);
+        do /* to yield comes first: who is to run next may need this core */
+            sched_yield();
+        while (load(&self->words[HEAD]) == tail && now_ns() < end);
+        Py_END_ALLOW_THREADS
+        self->pins--;
+    }
+    return reader_take(self, NULL);
+}
+
+/* Sleep(event, seconds, flag): sleep until the event is rung, with the word `flag` set meanwhile,
+ * unless a frame is here or the ring is closed; return whether a frame is here, or soon.
+ */
+static PyObject *reader_sleep(Ring *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3)
+        return PyErr_Format(PyExc_TypeError, "sleep takes 3 arguments, not %zd", count);
+    int event = (int)PyLong_AsLong(args[0]);
+    double seconds = PyFloat_AsDouble(args[1]);
+    Py_ssize_t at = PyLong_AsSsize_t(args[2]);
+    if (!is_open(self) || PyErr_Occurred())
+        return NULL;
+    if (at < 0 || (uint64_t)at >= self->ring_at / sizeof(uint64_t))
+        return PyErr_Format(PyExc_ValueError, "there is no word %zd for a flag", at);
+    volatile uint64_t *flag = &self->words[at];
+    uint64_t counter;
+    if (self->counted) { /* a wake-up is taken away with the next sleep: what was waited for came first */
+        self->counted = 0;
+        if (read(event, &counter, sizeof(counter)) < 0 && errno != EAGAIN)
+            return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    store(flag, 1);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    int found = load(&self->words[HEAD]) != self->tail, failed = 0;
+    if (!found && !self->words[CLOSED]) {
+        struct pollfd waited = {.fd = event, .events = POLLIN};
+        self->pins++;
+        Py_BEGIN_ALLOW_THREADS
+        self->counted = poll(&waited, 1, (int)(seconds * 1e3)) > 0;
+        failed = self->counted ? 0 : errno;
+        Py_END_ALLOW_THREADS
+        self->pins--;
+        found = !*flag || load(&self->words[HEAD]) != self->tail;
+    }
+    if (found)
+        store(flag, 0);
+    if (failed == EINTR && PyErr_CheckSignals() < 0)
+        return NULL;
     return PyBool_FromLong(found);
 }
 
 static PyMethodDef reader_methods[] = {{"take", (PyCFunction)reader_take, METH_NOARGS, NULL},
-                                       {"spin", (PyCFunction)reader_spin, METH_O, NULL},
+                                       {"next", (PyCFunction)reader_next, METH_O, NULL},
+                                       {"sleep", (PyCFunction)(void (*)(void))reader_sleep,
+                                        METH_FASTCALL, NULL},
                                        {"release", (PyCFunction)ring_release, METH_NOARGS, NULL},
                                        {NULL}};
 static PyMemberDef reader_members[] = {{"tail", T_ULONGLONG, offsetof(Ring, tail), 0, NULL}, {NULL}};

@@ -87,6 +87,25 @@ def test_a_slot_is_not_used_again_while_a_worker_is_about_to_look_at_it(board):
     assert claims.take_back(7 + SLOTS)
 
 
+def test_a_call_that_was_kept_runs_though_its_slot_is_another_calls_by_now(board, monkeypatch):
+    """The caller can be quick: it keeps this call, and takes one back that has the same slot, while
+    a worker waits for its word.
+    """
+    claims, (first, second) = board
+    words = claims._memory.words
+    words[7] = 7 << 2 | 1  # asked
+
+    def go_on():
+        words[7] = 7 << 2 | 3  # kept
+        assert claims.take_back(7 + SLOTS)
+
+    assert second.begin(3)
+    monkeypatch.setattr(os, "sched_yield", go_on)
+    assert first.begin(7)
+    assert not second.begin(7 + SLOTS)
+    assert not first.begin(7 + SLOTS)
+
+
 def race(fd, rank, calls, answers):
     """In a process of its own: begin every call; write down which."""
     claims = WorkerClaims(fd, 2, rank)

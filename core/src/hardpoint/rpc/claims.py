@@ -11,11 +11,16 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
+from concurrent.futures import CancelledError, Future
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from hardpoint.rpc.shared_memory.memory import PAGE, Fence, Memory, is_ordered
+
+if TYPE_CHECKING:
+    from hardpoint.rpc.gather import Gather
 
 SLOTS = 256
 """Calls that can be told apart at once: a call has the slot of its id's last digits."""
@@ -39,6 +44,10 @@ class CallerClaims:
         self._ordered = is_ordered()
         self._fence = Fence()
         self._lock = threading.Lock()
+        self.wait: Callable[[Gather, float | None], bool] | None = None
+        """How whoever asks a future for its result waits: :meth:`Receiver.wait`, by which the reply
+        wakes nobody else. None: as for any future.
+        """
 
     @property
     def fd(self) -> int:
@@ -63,9 +72,9 @@ class CallerClaims:
             words[slot] = call_id << _BITS | (_TAKEN if taken else _KEPT)
             return taken
 
-    def future(self, call_id: int, begin: Callable[[], bool]) -> ClaimedFuture:
-        """Return the future of a call; ``begin()`` marks it as running."""
-        return ClaimedFuture(self, call_id, begin)
+    def future(self, gather: Gather) -> ClaimedFuture:
+        """Return the future of a call."""
+        return ClaimedFuture(self, gather)
 
     def begun(self, call_id: int) -> bool:
         """Whether some worker has begun the call (or skipped it)."""
@@ -111,26 +120,46 @@ class Unclaimed(CallerClaims):
 
 
 class ClaimedFuture(Future[Any]):
-    """The future of a call whose workers do not ask before they begin it. ``begin()`` marks it as
-    running.
-    """
+    """The future of a call whose workers do not ask before they begin it."""
 
-    def __init__(self, claims: CallerClaims, call_id: int, begin: Callable[[], bool]) -> None:
+    def __init__(self, claims: CallerClaims, gather: Gather) -> None:
         super().__init__()
         self._claims = claims
-        self._call_id = call_id
-        self._begin = begin
+        self._gather = weakref.ref(gather)  # it holds this one; open calls hold it
+        self._call_id = gather.call.call_id
 
     def cancel(self) -> bool:
         """Cancel the call, unless a worker has begun it."""
-        if not self.done() and not self._claims.take_back(self._call_id):
-            self._begin()
-        return super().cancel()
+        gather = self._gather()
+        if gather is not None and not self.done() and not self._claims.take_back(self._call_id):
+            gather.begin()
+        cancelled = super().cancel()
+        if gather is not None and cancelled:
+            gather.finish(error=CancelledError())  # whoever waits for it waits no longer
+        return cancelled
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the result and return it, or raise, as any future."""
+        return super().result(self._waited(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end and return what it raised, or None, as any future."""
+        return super().exception(self._waited(timeout))
+
+    def _waited(self, timeout: float | None) -> float | None:
+        """Wait at the channel itself; return for how long to wait still."""
+        wait, gather = self._claims.wait, self._gather()
+        if wait is None or gather is None or self.done():
+            return timeout
+        deadline = None if timeout is None else monotonic() + timeout
+        wait(gather, deadline)
+        return None if deadline is None else max(0.0, deadline - monotonic())
 
     def running(self) -> bool:
         """Whether a worker has begun the call and not all have ended it."""
-        if not self.done() and self._claims.begun(self._call_id):
-            self._begin()
+        gather = self._gather()
+        if gather is not None and not self.done() and self._claims.begun(self._call_id):
+            gather.begin()
         return super().running()
 
 
@@ -148,12 +177,12 @@ class WorkerClaims:
         words, slot = self._words, call_id % SLOTS
         words[self._own + slot] = call_id << 1
         self._fence()
-        found, kept = words[slot], True
-        if found >> _BITS == call_id:
-            while found & _STATE == _ASKED:
-                os.sched_yield()
-                found = words[slot]
-            kept = found & _STATE == _KEPT
+        asked = call_id << _BITS | _ASKED
+        while (found := words[slot]) == asked:
+            os.sched_yield()
+        # The slot of a call that was taken is not another's before this worker has passed it; so if
+        # it is another's by now, this call was kept.
+        kept = found != call_id << _BITS | _TAKEN
         words[self._own + slot] = call_id << 1 | 1  # only now may the slot be another call's
         return kept
 

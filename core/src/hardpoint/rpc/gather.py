@@ -35,7 +35,7 @@ class Gather:
     _value: Any = None
     _error: BaseException | None = None
     _future: Future[Any] | None = None
-    _waker: Callable[[], None] | None = None
+    _wakers: tuple[Callable[[], None], ...] = ()
     held: BaseException | None = None
     # On the class, as most calls never change them: making a Gather is on the hot path.
 
@@ -64,8 +64,8 @@ class Gather:
         with self._lock:
             future = self._future
             if future is None:
-                claims, number = self.claims, self.call.call_id
-                future = Future() if claims is None else claims.future(number, self.begin)
+                claims = self.claims
+                future = Future() if claims is None else claims.future(self)
                 self._future = future
                 if self._begun:
                     self._set_running(future)
@@ -152,19 +152,17 @@ class Gather:
                 return
             self._value, self._error = value, error
             self.ended = True
-            future, waker = self._future, self._waker
+            future, wakers = self._future, self._wakers
         if future is not None:
             self._complete(future)
-        if waker is not None:
+        for waker in wakers:
             waker()
 
     def wake_by(self, waker: Callable[[], None]) -> bool:
-        """Have ``waker()`` called when the call ends; return True, without that, if it has ended.
-
-        One waits at a time: the last waker given is called.
-        """
+        """Have ``waker()`` called when the call ends; return True, without that, if it has."""
         with self._lock:
-            self._waker = waker
+            if waker not in self._wakers:
+                self._wakers += (waker,)
             return self.ended
 
     def wait(self, deadline: float | None) -> bool:

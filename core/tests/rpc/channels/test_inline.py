@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import struct
 import sys
 import threading
@@ -13,8 +15,9 @@ import pytest
 from hardpoint.rpc import codec
 from hardpoint.rpc.calls import Call, CallTable
 from hardpoint.rpc.shared_memory import inline
+from hardpoint.rpc.shared_memory.bell import make_event
 from hardpoint.rpc.shared_memory.inline import hot_path, why_not_native
-from hardpoint.rpc.shared_memory.layout import FAILURE, HEAD, NOTHING, VALUE, WRITER_WAITS
+from hardpoint.rpc.shared_memory.layout import CLOSED, FAILURE, HEAD, NOTHING, VALUE, WRITER_WAITS
 from hardpoint.rpc.shared_memory.memory import PAGE, Memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -138,7 +141,8 @@ def test_what_was_given_back_is_not_touched(pair):
     for use in (
         lambda: pair.writer.put(VALUE, 1, 0, 0, b"", b""),
         pair.reader.take,
-        lambda: pair.reader.spin(0.0),
+        lambda: pair.reader.next(0.0),
+        lambda: pair.reader.sleep(-1, 0.0, FLAGS_AT),
     ):
         with pytest.raises(ValueError, match=r"released|given back"):
             use()
@@ -146,15 +150,74 @@ def test_what_was_given_back_is_not_touched(pair):
 
 def test_a_wait_ends_with_a_frame_or_with_its_time_and_leaves_others_to_work(pair):
     began = time.monotonic()
-    assert pair.reader.spin(0.02) is False
+    assert pair.reader.next(0.02) is None
     assert time.monotonic() - began >= 0.02
     thread = threading.Thread(target=pair.writer.put, args=(VALUE, 1, 0, 0, b"", b""))
     timer = threading.Timer(0.01, thread.start)
     timer.start()
-    assert pair.reader.spin(30.0) is True  # the other threads run meanwhile
+    assert pair.reader.next(30.0)[0] == VALUE  # the other threads run meanwhile
     timer.join()
     thread.join()
     assert time.monotonic() - began < 30.0
+    pair.writer.put(VALUE, 2, 0, 0, b"", b"")
+    assert pair.reader.next(30.0)[1] == 2
+
+
+@pytest.fixture
+def event():
+    fd = make_event()
+    yield fd
+    os.close(fd)
+
+
+def test_a_sleep_ends_when_it_is_rung_and_says_what_for(pair, event):
+    words = pair.memory.words
+    assert pair.reader.sleep(event, 0.01, FLAGS_AT) is False
+    assert words[FLAGS_AT] == 1  # it may be rung still
+
+    def ring():
+        while not words[FLAGS_AT]:
+            time.sleep(0)
+        words[FLAGS_AT] = 0
+        os.eventfd_write(event, 1)
+
+    for _ in range(3):
+        words[FLAGS_AT] = 0
+        thread = threading.Thread(target=ring)
+        thread.start()
+        assert pair.reader.sleep(event, 30.0, FLAGS_AT) is True
+        thread.join()
+        assert pair.reader.take() is None
+    assert pair.reader.sleep(event, 0.01, FLAGS_AT) is False  # the last one is no longer counted
+
+
+def test_nobody_sleeps_beside_a_frame_or_in_a_closed_ring(pair, event):
+    words = pair.memory.words
+    assert pair.writer.put(VALUE, 1, 0, 0, b"", b"")
+    assert pair.reader.sleep(event, 3600.0, FLAGS_AT) is True
+    assert words[FLAGS_AT] == 0
+    assert pair.reader.take()[0] == VALUE
+    words[CLOSED] = 1
+    assert pair.reader.sleep(event, 3600.0, FLAGS_AT) is False
+    os.eventfd_write(event, 1)
+    words[CLOSED] = 0
+    assert pair.reader.sleep(event, 3600.0, FLAGS_AT) is False  # rung for another reason
+
+
+def test_a_signal_is_heard_in_a_sleep(pair, event):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        main = threading.main_thread().ident
+        timer = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGUSR1))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            pair.reader.sleep(event, 3600.0, FLAGS_AT)
+        timer.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("native", BOTH)

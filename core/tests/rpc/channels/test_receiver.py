@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+import weakref
+from concurrent.futures import CancelledError
 
 import pytest
 from hardpoint.errors import CallTimeoutError, ExecutorFailedError
 from hardpoint.rpc.channel import ChannelClosedError
+from hardpoint.rpc.claims import CallerClaims
 from hardpoint.rpc.shared_memory import bell
 
 PATIENCE = 30.0
@@ -211,6 +215,102 @@ def test_no_wake_up_is_lost(make_group, monkeypatch, spin_us):
         else:
             assert group.call("echo", number, timeout=20) == [number] * 2
     assert [future.result(20) for _, future in waiting] == [[number] * 2 for number, _ in waiting]
+
+
+# Futures of calls that can be taken back: whoever asks for a result waits at the channel itself.
+
+
+@pytest.fixture
+def gated(make_group, tmp_path):
+    """A group whose workers wait in a call until a file is there; what opens it; its future."""
+    group = make_group("shared_memory", 2, near=True)
+    group.table.claims = claims = CallerClaims(2)
+    claims.wait = group.receiver.wait
+    opened = tmp_path / "opened"
+    yield group, opened.touch, group.call("gate", str(tmp_path / "in"), str(opened), non_block=True)
+    opened.touch()
+    claims.close()
+
+
+def ask(future, **how):
+    """Ask for a result on a thread; return that, and what becomes of it."""
+    ends = []
+
+    def run():
+        try:
+            ends.append(future.result(**how))
+        except BaseException as error:
+            ends.append(type(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, ends
+
+
+def test_who_asks_for_a_result_takes_the_replies(gated, wait_until):
+    group, let, future = gated
+    heard = []
+    future.add_done_callback(lambda _: heard.append(threading.get_ident()))
+    thread, ends = ask(future)
+    wait_until(lambda: group.receiver._owner == thread.ident)
+    let()
+    thread.join(PATIENCE)
+    assert ends == [[0, 1]]
+    assert heard == [thread.ident]
+
+
+def test_all_who_ask_for_a_result_get_it(gated, wait_until):
+    group, let, future = gated
+    asked = [ask(future) for _ in range(4)]
+    wait_until(lambda: len(group.receiver._standing_by) == 3)
+    with pytest.raises(TimeoutError):
+        future.result(0.05)
+    let()
+    for thread, ends in asked:
+        thread.join(PATIENCE)
+        assert ends == [[0, 1]]
+    assert future.exception(0) is None
+
+
+def test_a_call_taken_back_ends_the_wait_for_it(gated, wait_until):
+    group, let, busy = gated
+    future = group.call("echo", 1, non_block=True)
+    thread, ends = ask(future)
+    wait_until(lambda: group.receiver._owner == thread.ident)
+    assert future.cancel()
+    thread.join(PATIENCE)
+    assert ends == [CancelledError]
+    assert not busy.done()
+    let()
+    assert busy.result(PATIENCE) == [0, 1]
+    wait_until(lambda: group.table.pending == 0 or group.call("echo", 2))
+
+
+def test_a_failure_of_all_ends_every_wait(gated, wait_until):
+    group, _, future = gated
+    asked = [ask(future) for _ in range(3)]
+    wait_until(lambda: len(group.receiver._standing_by) == 2)
+    group.table.fail_all(ExecutorFailedError("all"))
+    for thread, ends in asked:
+        thread.join(PATIENCE)
+        assert ends == [ExecutorFailedError]
+
+
+def test_a_future_and_what_it_waits_for_are_no_cycle(make_group):
+    group = make_group("shared_memory", 1, near=True)
+    group.table.claims = claims = CallerClaims(1)
+    claims.wait = group.receiver.wait
+    gc.disable()
+    try:
+        future = group.call("echo", 1, non_block=True)
+        gone = weakref.ref(future)
+        assert future.result(PATIENCE) == [1]
+        group.call("echo", 2)
+        del future
+        assert gone() is None
+    finally:
+        gc.enable()
+        claims.close()
 
 
 def sleeper(group, rank=0):

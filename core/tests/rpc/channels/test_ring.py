@@ -312,6 +312,16 @@ def test_noise_in_the_memory_ends_the_channel_and_nothing_else(noise, length, re
         ring.close()
 
 
+def test_what_was_read_cannot_be_taken_away(make_ring):
+    ring = make_ring(readers=1)
+    ring.put(b"one")
+    ring.put(b"two")
+    assert [contents(ring.readers[0].take())[0] for _ in range(2)] == [b"one", b"two"]
+    ring.memory.words[HEAD] -= 32
+    with pytest.raises(ChannelClosedError, match="less than was read"):
+        ring.readers[0].take()
+
+
 def test_a_block_that_is_not_this_channels_or_is_an_old_one_is_refused(make_ring):
     ring = make_ring(readers=1)
     ring.put(b"", bytes(100 * KIB))

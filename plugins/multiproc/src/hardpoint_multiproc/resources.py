@@ -51,6 +51,7 @@ class Resources:
         self._end = end = channel.create(kind, len(plans), spin_us=spin_us, codec=codec)
         self._receiver = Receiver(end, self.calls)
         self._claims = claims = CallerClaims(len(plans))
+        claims.wait = self._receiver.wait
         make_launches(plans, self.launches, end, claims, self.nursery.output)
 
     @property

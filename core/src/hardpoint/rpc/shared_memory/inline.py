@@ -7,7 +7,9 @@ mapping each, and used by one thread at a time but for :meth:`InlineWriter.aslee
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -16,7 +18,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hardpoint.rpc import codec
-from hardpoint.rpc.shared_memory.layout import FRAME, HEAD, INLINE, NOTHING, VALUE, WRITER_WAITS
+from hardpoint.rpc.shared_memory.layout import (
+    CLOSED,
+    FRAME,
+    HEAD,
+    INLINE,
+    NOTHING,
+    VALUE,
+    WRITER_WAITS,
+)
 from hardpoint.rpc.shared_memory.memory import Fence
 
 _COMPILED = "hardpoint.rpc.shared_memory._native"
@@ -137,6 +147,8 @@ class InlineReader:
         self._size, self._mask = capacity, capacity - 1
         self._tail_word = tail_word
         self._tell_room = tell_room
+        self._fence = Fence()
+        self._counted = False
         self.tail = self._words[tail_word]
 
     def take(self) -> Any:
@@ -168,20 +180,45 @@ class InlineReader:
         """Return the kind of the frame that is here."""
         return int(self._map[self._ring_at + (self.tail & self._mask) + _KIND])
 
-    def spin(self, seconds: float) -> bool:
-        """Yield the processor until a frame is here, for ``seconds`` at most; return whether one
-        is.
+    def next(self, seconds: float) -> Any:
+        """Return the next message as :meth:`take` does; if none is here, yield the processor until
+        one is, for ``seconds`` at most.
         """
-        words, tail, end = self._words, self.tail, 0.0
-        while True:
-            os.sched_yield()  # first of all: who is to run next may need this core
-            if words[HEAD] != tail:
-                return True
-            now = time.monotonic()
-            if not end:
-                end = now + seconds
-            elif now >= end:
-                return False
+        words, tail = self._words, self.tail
+        if words[HEAD] == tail and seconds > 0:
+            end = 0.0
+            while True:
+                os.sched_yield()  # first of all: who is to run next may need this core
+                if words[HEAD] != tail:
+                    break
+                now = time.monotonic()
+                if not end:
+                    end = now + seconds
+                elif now >= end:
+                    break
+        return self.take()
+
+    def sleep(self, event: int, seconds: float, flag: int) -> bool:
+        """Sleep until ``event`` is rung, with the word ``flag`` set meanwhile, unless a frame is
+        here or the ring is closed; return whether a frame is here, or soon.
+
+        A wake-up stays counted until the next sleep: what was waited for comes first.
+        """
+        words = self._words
+        if self._counted:
+            self._counted = False
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(event)
+        words[flag] = 1
+        self._fence()
+        if not self.ready() and not words[CLOSED]:
+            poll = select.poll()
+            poll.register(event, select.POLLIN)
+            self._counted = bool(poll.poll(seconds * 1000))
+        found = not words[flag] or self.ready()
+        if found:
+            words[flag] = 0
+        return found
 
     def release(self) -> None:
         """Give the memory back. Idempotent."""

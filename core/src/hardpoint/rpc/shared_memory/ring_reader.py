@@ -68,6 +68,8 @@ class RingReader:
     def take(self) -> Message | None:
         """Return the next message, or None if none is complete; never waits."""
         message: Message | None = self.inline.take()
+        if message is None and self.words[HEAD] < self.inline.tail:
+            raise _untrue("less than was read")
         return self._take_odd() if message is NotImplemented else message
 
     def close(self) -> None:

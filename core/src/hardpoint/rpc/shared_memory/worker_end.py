@@ -10,7 +10,7 @@ from hardpoint.rpc.channel import CALLER, ChannelClosedError, WorkerEnd, WorkerH
 from hardpoint.rpc.codec import Parcel
 from hardpoint.rpc.encoding import Codec, encoded_value
 from hardpoint.rpc.failures import RemoteFailure
-from hardpoint.rpc.shared_memory.bell import Event
+from hardpoint.rpc.shared_memory.bell import SAFETY_S, Event
 from hardpoint.rpc.shared_memory.ends import Names, call_layout, reply_layout
 from hardpoint.rpc.shared_memory.inline import Message, hot_path
 from hardpoint.rpc.shared_memory.layout import (
@@ -21,7 +21,7 @@ from hardpoint.rpc.shared_memory.layout import (
     QUEUED,
     VALUE,
 )
-from hardpoint.rpc.shared_memory.memory import Fence, Memory
+from hardpoint.rpc.shared_memory.memory import Memory
 from hardpoint.rpc.shared_memory.ring_reader import RingReader
 from hardpoint.rpc.shared_memory.ring_writer import RingWriter
 
@@ -37,7 +37,6 @@ class SharedWorkerEnd(WorkerEnd):
         self._rank = rank
         self._codec = codec
         self._spin_s: float = data["spin_s"]
-        self._fence = Fence()
         self._closed = False
         self._rung = 0
         self._memories = (
@@ -50,7 +49,7 @@ class SharedWorkerEnd(WorkerEnd):
         self._sleeps = calls.sleeps(rank)
         hot = hot_path(data["native"])
         self._calls = RingReader(self._memories[0], calls, rank, room, hot=hot)
-        self._take, self._yield = self._calls.inline.take, self._calls.inline.spin
+        self._next, self._rest = self._calls.inline.next, self._calls.inline.sleep
         self._names = Names()
         self._known = self._names.decoded
         self._bare = codec.bare
@@ -64,11 +63,9 @@ class SharedWorkerEnd(WorkerEnd):
         """Return the next call: at once, after yielding the processor, or after a sleep."""
         if self._closed:
             raise ChannelClosedError("this end of the channel was closed")
-        message = self._take()
-        if message is None and self._spin_s and self._yield(self._spin_s):
-            message = self._take()
+        message = self._next(self._spin_s)
         if message is None or message is NotImplemented:
-            message = self._calls.take() or self._sleep(self._calls, timeout)
+            message = self._calls.take() or self._sleep(timeout)
             if message is None:
                 return None
         kind, call_id, generation, rank, name, data, buffers = message
@@ -82,28 +79,23 @@ class SharedWorkerEnd(WorkerEnd):
         asked = None if rank < 0 else rank
         return PackedCall(call_id, generation, text, body, asked, kind == QUEUED)
 
-    def _sleep(self, ring: RingReader, timeout: float | None) -> Message | None:
-        words, sleeps = self._words, self._sleeps
+    def _sleep(self, timeout: float | None) -> Message | None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            words[sleeps] = 1
-            self._fence()
-            message = ring.take()
-            if message is None and words[CLOSED]:
-                raise ChannelClosedError("the driver closed the channel")
-            left = None if deadline is None else deadline - time.monotonic()
-            if message is not None or (left is not None and left <= 0):
-                words[sleeps] = 0
-                return message
-            self._own.sleep(left)
-            if not words[sleeps] or ring.ready():  # rung: a call is here, or soon
-                words[sleeps] = 0
-                if ring.ready() or (self._spin_s and self._yield(self._spin_s)):
-                    message = ring.take()
+            left = SAFETY_S if deadline is None else max(0.0, deadline - time.monotonic())
+            if self._rest(self._own.fd, min(left, SAFETY_S), self._sleeps):
+                message: Message | None = self._next(self._spin_s)
+                if message is NotImplemented:
+                    message = self._calls.take()
                 if message is not None:
                     return message
+            elif self._words[CLOSED]:
+                raise ChannelClosedError("the driver closed the channel")
             else:
                 self._replies.tidy()
+            if not left:
+                self._words[self._sleeps] = 0
+                return None
 
     def reply(self, reply: Reply) -> None:
         """Write the acknowledgement, with its value or failure."""
@@ -114,7 +106,9 @@ class SharedWorkerEnd(WorkerEnd):
             VALUE, reply.call_id, reply.generation, self._rank, b"", reply.value
         ):
             self._answer(reply)
-        self._wake_driver()
+        armed = self._words[DRIVER_SLEEPS]
+        if armed & 3 and armed != self._rung:
+            self._wake_driver()
 
     def _answer(self, reply: Reply) -> None:
         ids = (reply.call_id, reply.generation, self._rank)
