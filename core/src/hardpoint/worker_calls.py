@@ -11,7 +11,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hardpoint.capabilities import Capability
 from hardpoint.errors import ConfigError, HardpointError, UnsupportedError
@@ -45,6 +45,8 @@ class WorkerCalls(ABC):
     ExecutorFailedError.
     """
 
+    plans_alike: ClassVar[bool] = False
+    """Whether other processes plan the same steps, so that time may have no part in plans."""
     config: Config
     platform: Platform
     registry: Registry

@@ -123,7 +123,7 @@ class EngineCore:
         )
         seed = config.model.seed
         self._seeds = Seeds(executor.draw_seed() if seed is None else seed)
-        self._structured = StructuredRequests(self.scheduler.roster)
+        self._structured = StructuredRequests(self.scheduler.roster, at_once=executor.plans_alike)
         self._lock = threading.RLock()
         self._flights: deque[_Flight] = deque()
         self._idle_since: float | None = None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from typing import TYPE_CHECKING
 
 from hardpoint.errors import HardpointError, InvalidRequestError
@@ -43,10 +43,14 @@ class StructuredRequests:
 
     Keeps none of those that wait for their turn, run or have ended: a step's work grows with the
     requests in it, and with those whose grammar has become ready since the step before.
+
+    ``at_once``: each grammar is waited for when its request comes, where it must not depend on time
+    with which step a request begins.
     """
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, *, at_once: bool = False) -> None:
         self._roster = roster
+        self._at_once = at_once
         self._preparing = 0
         self._ready: deque[Request] = deque()
         self._used = False
@@ -60,6 +64,8 @@ class StructuredRequests:
         self._used = True
         self._preparing += 1
         if request.source.grammar is not None:
+            if self._at_once:
+                wait([request.source.grammar])
             # On the thread that compiles, or at once.
             request.source.grammar.add_done_callback(lambda _: self._ready.append(request))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hardpoint.errors import ExecutorFailedError
 from hardpoint.rpc.calls import Call
@@ -21,6 +21,8 @@ class DriverExecutor(WorkerLoop, ExternalLauncherExecutor):
     """Rank 0 alone makes calls; steps go to the others' resident loop, everything else ends that
     loop first. Every rank acknowledges every step, so an error of any rank is that step's.
     """
+
+    plans_alike: ClassVar[bool] = False
 
     def call_workers(self, call: Call) -> None:
         """Have all ranks' workers run ``call``."""

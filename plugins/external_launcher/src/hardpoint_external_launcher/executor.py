@@ -37,6 +37,7 @@ class ExternalLauncherExecutor(Executor):
     is exchanged, and every process has the same result.
     """
 
+    plans_alike: ClassVar[bool] = True
     supports_pp: ClassVar[bool] = True
     supports_async_scheduling: ClassVar[bool] = True
     _group: Group | None = None
