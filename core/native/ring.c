@@ -32,6 +32,7 @@ _Static_assert(sizeof(Header) == 24, "the header of a frame has no gaps");
 
 enum { HEAD = 0, WRITER_WAITS = 8, CLOSED = 16, INLINE = 1, NOTHING = 2, VALUE = 3, PICKLED = 0x80 };
 #define MARSHAL_VERSION 2
+#define INTERFACE 3 /* as in inline.py: what is offered and how memory lies */
 
 /* The memory of one ring. */
 typedef struct {
@@ -629,6 +630,8 @@ static PyType_Spec rings_spec = {"hardpoint.rpc.shared_memory._native.ReplyRings
 
 static int module_exec(PyObject *module)
 {
+    if (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0)
+        return -1;
     PyType_Spec *specs[] = {&writer_spec, &reader_spec, &rings_spec};
     static const char *names[] = {"generation", "expired", "silent", "values", "used"};
     if (!empty_tuple && !(empty_tuple = PyTuple_New(0)))

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hardpoint.rpc import codec
@@ -275,6 +276,11 @@ def test_why_nothing_is_compiled_is_told(monkeypatch, tmp_path):
         inline.why_not_native.cache_clear()
         Path(tmp_path, "not_built.txt").write_text("there was no C compiler\n")
         assert why_not_native() == "there was no C compiler"
+        inline.why_not_native.cache_clear()
+        old = SimpleNamespace(INTERFACE=inline.INTERFACE - 1)
+        monkeypatch.setitem(sys.modules, "hardpoint.rpc.shared_memory._native", old)
+        assert "another version" in why_not_native()
+        assert hot_path().InlineReader is inline.InlineReader
     finally:
         inline.why_not_native.cache_clear()
 

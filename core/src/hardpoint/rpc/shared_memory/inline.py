@@ -32,6 +32,10 @@ from hardpoint.rpc.shared_memory.memory import Fence
 _COMPILED = "hardpoint.rpc.shared_memory._native"
 _HEADER = FRAME.size
 _ROUND = _HEADER + 7
+INTERFACE = 3
+"""Raised with every change of these classes or of the layout: compiled code of another number, left
+from an earlier installation, is not used.
+"""
 _KIND = 5
 """Where it stands in a header."""
 _PLAIN = codec.PLAIN
@@ -290,10 +294,12 @@ class _InPython:
 def why_not_native() -> str:
     """Return why this process has no compiled hot path; empty if it has one."""
     try:
-        import_module(_COMPILED)
+        found = import_module(_COMPILED)
     except ImportError as error:
         told = Path(__file__).with_name("not_built.txt")
         return told.read_text().strip() if told.is_file() else str(error)
+    if getattr(found, "INTERFACE", 0) != INTERFACE:
+        return "it was compiled for another version of hardpoint; install that again"
     return ""
 
 
