@@ -75,11 +75,9 @@ def _plugin(name: str, kind: str | None) -> Plugin:
         raise click.UsageError(f"{name!r} is a platform and an executor; choose by --kind")
     if not found:
         known = [each for one in kinds for each in registry.names(one)]
-        hint = did_you_mean(name, known)
-        raise click.UsageError(
-            f"no {' or '.join(kinds)} {name!r} is installed. {hint} Installed: "
-            f"{', '.join(known) or 'none'}."
-        )
+        told = (f"no {' or '.join(kinds)} {name!r} is installed.", did_you_mean(name, known),
+                f"Installed: {', '.join(known) or 'none'}.")  # fmt: skip
+        raise click.UsageError(" ".join(filter(None, told)))
     return registry.load(found[0], name)
 
 

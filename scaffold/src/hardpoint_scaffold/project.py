@@ -12,7 +12,7 @@ from pathlib import Path
 
 import hardpoint
 import jinja2
-from hardpoint.capabilities import Capability
+from hardpoint.capabilities import RESERVED, Capability
 
 from hardpoint_scaffold.errors import ProjectFolderError
 from hardpoint_scaffold.names import PluginNames
@@ -100,6 +100,7 @@ def _values(names: PluginNames) -> dict[str, object]:
         "api": hardpoint.API,
         "requires": f">={major}.{minor},<{major}.{int(minor) + 1}",
         "capabilities": [(each.name, each.value) for each in Capability],
+        "reserved": [each.name for each in RESERVED],
         "toolkit": OFFERED_BY_THE_TOOLKIT,
     }
 
