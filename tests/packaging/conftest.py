@@ -27,7 +27,7 @@ def build(*folders: Path, into: Path) -> None:
     """Build a wheel of each project, with the build backends that are installed here."""
     command = [sys.executable, "-m", "pip", "wheel", *QUIET_PIP, "--no-deps"]
     command += ["--no-build-isolation", "--wheel-dir", str(into), *map(str, folders)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
