@@ -101,6 +101,7 @@ class Unclaimed(CallerClaims):
 
     def __init__(self) -> None:
         """Hold nothing."""
+        self.wait = None
 
     @property
     def fd(self) -> int:
