@@ -122,6 +122,7 @@ def test_doctor_has_verdicts_the_choice_and_every_setting(shell, site):
     assert {row["name"]: row["available"] for row in report["executors"]}["uni"]
     selected = {"platform": "acme", "executor": "uni", "model": "dummy", "error": None}
     assert report["selected"] == selected
+    assert report["listeners"] == []
     found = {row["key"]: (row["value"], row["origin"]) for row in report["settings"]}
     assert found["max_num_seqs"] == (3, "HARDPOINT_MAX_NUM_SEQS")
     assert found["dtype"] == ("float32", "default of platform acme")

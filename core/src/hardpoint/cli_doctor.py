@@ -4,11 +4,11 @@ and every effective setting with who set it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from attrs import evolve
+from attrs import asdict, evolve
 
 import hardpoint
 from hardpoint.cli_options import configuration_options, given_flags
@@ -64,6 +64,7 @@ def _report(registry: Registry, config: Config) -> dict[str, Any]:
     run = rehearse(config, registry)
     parts = ("platform", "executor", "model", "error")
     report["selected"] = {part: getattr(run, part) for part in parts}
+    report["listeners"] = None if run.listeners is None else [*map(asdict, run.listeners)]
     report["settings"] = _settings(registry, run.config)
     return report
 
@@ -177,6 +178,7 @@ def _text(report: dict[str, Any]) -> str:
             parts += [text for row in rows for text in _detail_text(row)]
     if "selected" in report:
         parts.append(_selected_text(report["selected"]))
+        parts += _listening_text(report["listeners"])
     if report["settings"]:
         cells = [(row["key"], _shown(row["value"]), row["origin"]) for row in report["settings"]]
         parts += ["Settings", columns(cells, indent="  ")]
@@ -212,6 +214,20 @@ def _selected_text(selected: dict[str, Any]) -> str:
         model = f"model {selected['model']}"
     platform, executor = selected["platform"], selected["executor"]
     return f"A run would use platform {platform}, executor {executor}, {model}."
+
+
+def _listening_text(listeners: Sequence[Mapping[str, str]] | None) -> Iterator[str]:
+    if listeners is None:
+        return
+    if not listeners:
+        yield "Nothing of it would listen on a network."
+        return
+    cells = [
+        (row["purpose"], row["address"], row["owner"], f"until {row['until']}", row["protection"])
+        for row in listeners
+    ]
+    yield "It would listen at"
+    yield columns(cells, indent="  ")
 
 
 def _shown(value: object) -> str:

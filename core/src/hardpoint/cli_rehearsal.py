@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attrs import evolve, frozen
 
@@ -11,13 +11,15 @@ from hardpoint.errors import ConfigError, HardpointError
 
 if TYPE_CHECKING:
     from hardpoint.config import Config
+    from hardpoint.records import Listener
     from hardpoint.registry import Registry
 
 
 @frozen(kw_only=True)
 class Rehearsal:
     """How far a run would come. ``config`` is as complete as it became; ``error`` is how the run
-    would end. ``model`` is None too where none is named and no default is installed.
+    would end. ``model`` is None too where none is named and no default is installed. ``listeners``
+    are the sockets at which it would listen, None where it does not come so far.
     """
 
     config: Config
@@ -25,17 +27,18 @@ class Rehearsal:
     executor: str | None = None
     model: str | None = None
     error: str | None = None
+    listeners: Sequence[Listener] | None = None
 
 
 class _Step(NamedTuple):
     config: Config
     part: str = ""
-    name: str = ""
+    name: Any = ""
 
 
 def rehearse(config: Config, registry: Registry) -> Rehearsal:
     """Choose and configure as an engine would; start nothing. Called by the doctor."""
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     try:
         for step in _steps(config, registry):
             config = step.config
@@ -71,6 +74,7 @@ def _steps(config: Config, registry: Registry) -> Iterator[_Step]:
     name = plugin or f"{executor.__module__}:{executor.__qualname__}"
     config = resolution.structure_plugins(config, registry)
     yield _Step(config, "executor", name)
+    yield _Step(config, "listeners", tuple(executor.listeners(config, registry, platform)))
     if described:
         resolution.check(config, registry, platform, executor)
     resolution.admission_offer(config, registry, platform)

@@ -130,7 +130,9 @@ def test_nothing_listens_but_what_is_told_and_no_key_is_seen(cluster, launcher):
     assert os.environ["PATH"] in eval(repr(seen)), "the control: what is there is seen"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow)]
+)
 def test_a_worker_that_dies_on_another_host_is_named_with_it(cluster, launcher, eventually, signum):
     cluster.follow()
     executor = launcher.start(workers=2, **cluster.keys())
@@ -176,16 +178,26 @@ def test_followers_end_with_a_leader_that_is_killed(cluster, drivers, eventually
     driver.process.wait(30)
 
 
-def test_a_follower_whose_settings_differ_is_refused_with_both_values(cluster, launcher):
+def test_a_follower_whose_settings_differ_is_refused_with_both_values(
+    cluster, launcher, eventually
+):
     wrong = cluster.follow("--dtype", "bfloat16", "--set", "plugins.dummy.num_workers=2")
-    cluster.follow("--set", "plugins.dummy.num_workers=2")
+
+    def right_when_it_was_refused():
+        eventually(lambda: wrong.poll() is not None)
+        cluster.follow("--set", "plugins.dummy.num_workers=2")
+
+    thread = threading.Thread(target=right_when_it_was_refused)
+    thread.start()
     executor = launcher.start(workers=2, **cluster.keys(dtype="float32"))
+    thread.join()
     assert wrong.wait(60) == 1
     said = cluster.said(wrong)
     assert "the key dtype is 'float32' at the leader, 'bfloat16' at" in said
     assert executor.check_health()
 
 
+@pytest.mark.slow
 def test_two_hosts_of_one_rank_are_not_both_let_in(cluster, launcher, eventually):
     both = [cluster.follow("--node-rank", "1") for _ in range(2)]
 
@@ -207,7 +219,7 @@ def test_a_follower_with_another_key_is_not_let_in(cluster, tmp_path, launcher):
     key_file.write(cluster.key_file)
     other = tmp_path / "other"
     key_file.write(other)
-    stranger = cluster.follow("--key-file", str(other), "--wait", "4")
+    stranger = cluster.follow("--key-file", str(other), "--wait", "2")
     cluster.follow()
     executor = launcher.start(workers=2, **cluster.keys())
     assert executor.check_health()
@@ -322,3 +334,39 @@ def test_what_differs_is_named_with_both_values(field, value, said):
 def test_ranks_are_split_in_order_and_the_first_host_has_more():
     assert handshake.split(3, 2) == (range(2), range(2, 3))
     assert handshake.split(8, 3) == (range(3), range(3, 6), range(6, 8))
+
+
+def test_workers_of_another_host_get_what_was_declared_and_no_more(cluster, launcher, monkeypatch):
+    follower = cluster.follow("--set", "plugins.mp.start=plain", environ={"KEPT": "own"})
+    for name in ("DRIVER_ONLY", "ALLOWED_ONE", "ALLOWED_TOKEN", "KEPT"):
+        monkeypatch.setenv(name, "of the driver")
+    keys = cluster.keys(forward_env=("ALLOWED_*",), **{"plugins.mp.start": "plain"})
+    executor = launcher.built(workers=2, **keys)
+    declared = {"DECLARED": "1", "KEPT": "declared", "DECLARED_PASSWORD": "x"}
+    executor.platform.environment = lambda config, placement: declared
+    executor.start_workers()
+    here, there = (
+        psutil.Process(worker.pid).environ() for worker in executor._resources.group._workers
+    )
+    assert here["DECLARED"] == there["DECLARED"] == "1"
+    assert there["ALLOWED_ONE"] == "of the driver"
+    assert there["KEPT"] == "own"
+    assert not {"DRIVER_ONLY", "ALLOWED_TOKEN", "DECLARED_PASSWORD"} & set(there)
+    assert "KEPT = 'own' of this host is kept; the driver's is 'declared'" in cluster.said(follower)
+
+
+def test_the_doctor_tells_what_would_listen(cluster):
+    sets = [part for key, value in cluster.keys().items() for part in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-P", "-c", COMMAND, "doctor", "--executor", "mp"]
+    command += ["--platform", "dummy", "--load-format", "dummy"]
+    command += ["--set", "plugins.dummy.num_workers=2"]
+    found = []
+    for more in (sets, []):
+        done = subprocess.run(
+            [*command, *more], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout)
+    assert cluster.leader in found[0]
+    assert all(f"  {purpose} " in found[0] for purpose in ("join", "calls", "control"))
+    assert "join" not in found[1].partition("Settings")[0]
