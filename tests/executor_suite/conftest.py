@@ -58,7 +58,7 @@ def multiproc(world_size=2, **keys):
 
 
 def launched(world_size):
-    keys = {"driver_only": True, "start_timeout": 40.0}
+    keys = {"driver_only": True, "start_timeout": 120.0}
     return Flavour(
         executor=f"{LAUNCHED.__name__}:LaunchedExecutor",
         world_size=world_size,

@@ -69,7 +69,7 @@ class LaunchedExecutor(DriverExecutor):
         super().stop_workers(deadline)
         for process in self._launched:
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

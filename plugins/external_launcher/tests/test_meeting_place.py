@@ -48,6 +48,7 @@ def test_who_does_not_come_is_named():
     with pytest.raises(StartTimeoutError, match=r"rank 0: not come to 127\.0\.0\.1:9") as caught:
         store(rank=1, address="127.0.0.1", port=9)._await_listener()
     assert "plugins.external_launcher.start_timeout" in str(caught.value)
+    assert "rank 1:" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class Store:
                     continue
             raise WorkerDiedError(rank=rank, pid=peer.pid, exit=None)
         if time.monotonic() > self._deadline:
-            waiting = set(range(self._seat.world_size)) - set(found)
+            waiting = set(range(self._seat.world_size)) - {*found, self._seat.rank}
             place = f"{self._seat.address}:{self._seat.port}"
             stages = dict.fromkeys(sorted(waiting), f"not come to {place}")
             raise StartTimeoutError(seconds=self._timeout, stages=stages, key=START_TIMEOUT)
