@@ -15,10 +15,14 @@ import pytest
 from attrs import evolve
 from hardpoint.errors import ConfigError, HostLostError, StartTimeoutError, WorkerDiedError
 from hardpoint.metadata import ResolvedPlugin
+from hardpoint.rpc.network.bounds import Bounds
+from hardpoint.rpc.network.hub import codec_across
 from hardpoint.rpc.network.keys import KeyPair
 from hardpoint.rpc.network.listening import listening
 from hardpoint_multiproc.hosts import handshake, key_file
+from hardpoint_multiproc.hosts.follower import Follower
 from hardpoint_multiproc.hosts.handshake import difference, installation
+from hardpoint_multiproc.hosts.leader import Hosts
 
 LEADER, OTHER = "127.0.0.2", "127.0.0.3"
 COMMAND = "import sys; from hardpoint.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -370,3 +374,68 @@ def test_the_doctor_tells_what_would_listen(cluster):
     assert cluster.leader in found[0]
     assert all(f"  {purpose} " in found[0] for purpose in ("join", "calls", "control"))
     assert "join" not in found[1].partition("Settings")[0]
+
+
+class NoNursery:
+    """What the leader's side needs of a nursery while nothing is started."""
+
+    pid = exit = None
+    output = None
+
+    def __init__(self):
+        self.loop = self
+        self.told = []
+
+    def listen(self, heard, died):
+        self.heard = heard
+
+    def call(self, function):
+        self.told.append(function)
+
+    def close(self, within):
+        pass
+
+
+def test_a_follower_that_talks_nonsense_has_no_effect(caplog):
+    keys = key_file.JoinKeys.make()
+    own = installation([], [("dtype", "auto")])
+    nursery = NoNursery()
+    hosts = Hosts(nursery, keys, (LEADER, 0), handshake.split(3, 3), own, heartbeat=0.1,
+                  bounds=Bounds())  # fmt: skip
+    codec = codec_across()
+    host, port = LEADER, int(hosts.address.rpartition(":")[2])
+
+    def follower(node_rank=None):
+        return Follower((host, port), keys, own, node_rank=node_rank, address=OTHER,
+                        peer_timeout=30.0, start="plain")  # fmt: skip
+
+    mad, sane = follower(), follower(2)
+    hello = {"op": "hello", "installation": own.told(), "node_rank": None, "address": "x",
+             "host": "mad"}  # fmt: skip
+    said = [
+        b"", b"\x80\x04N.", os.urandom(500), b"\xc1" * 9, b"\x91" * 3000,
+        *(bytes(codec.encode(each, "it").data) for each in (
+            None, [], {}, {"op": None}, {"op": "started", "rank": 0}, {"op": "exited"},
+            hello | {"node_rank": "one"},
+            hello | {"node_rank": 0}, hello | {"node_rank": -1}, hello | {"node_rank": 99},
+            hello | {"installation": {}}, hello | {"installation": own.told() | {"plugins": 3}},
+            {"op": "leaving", "why": "x"}, {"op": "lines", "rank": 1, "data": b"x" * 1000},
+        )),
+    ]  # fmt: skip
+    for data in said:
+        mad._socket.send(data)
+    mad._socket.send_multipart([b"two", b"frames"])
+    sane.join(30.0)
+    assert sane.ranks == [2]
+    for _ in range(3):  # what it said of its place was understood
+        assert mad._link.comes(30.0)
+        assert mad._next()["op"] == "refused"
+    mad.join(30.0)
+    assert mad.ranks == [1]
+    for message in ({"op": "exited", "rank": 2}, {"op": "exited", "rank": "x"}, {"op": "lines"}):
+        mad._put(message)
+    hosts.await_followers(30.0, "key")
+    mad.close(), sane.close()
+    hosts.close(0.0)
+    passed_on = [call.args[0] for call in nursery.told if isinstance(call.args[0], dict)]
+    assert [each for each in passed_on if each["rank"] == 2 and each["pid"]] == []

@@ -252,6 +252,7 @@ class WorkerGroup:
             died = WorkerDiedError(
                 rank=rank, pid=worker.pid, exit=worker.exit, last_lines=lines, host=worker.host
             )
+            died.__cause__ = worker.cause
             self.give_up(died)
         self._judge(lambda judge: judge.exited(rank, worker.exit, now, lines, worker.cause))
         worker.ended.set()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from attrs import define, field
+from attrs import define, evolve, field
 from hardpoint.errors import HostLostError, StartTimeoutError
 from hardpoint.rpc.network.bounds import Bounds
 from hardpoint.rpc.network.gate import Gate
@@ -35,7 +35,8 @@ _logger = logging.getLogger("hardpoint.executor.mp")
 
 JOIN = "join"
 PROGRESS_SECONDS = 10.0
-LARGEST = 1 << 26
+LARGEST = 1 << 20
+"""Bytes of what a follower may say at once."""
 _LOOK_MS = 100
 
 
@@ -94,7 +95,7 @@ class Hosts:
         self._changed = threading.Condition()
         self._ended = threading.Event()
         self._waker = Waker()
-        self._gate = Gate(bounds, keys.leader)
+        self._gate = Gate(evolve(bounds, largest=LARGEST), keys.leader)
         try:
             self._door = self._gate.open(JOIN, *address)
             self._door.admit(keys.follower.public, "follower")
