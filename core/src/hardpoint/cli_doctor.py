@@ -14,7 +14,7 @@ import hardpoint
 from hardpoint.cli_options import configuration_options, given_flags
 from hardpoint.cli_rehearsal import rehearse
 from hardpoint.cli_text import columns, one_line, print_json
-from hardpoint.errors import HardpointError
+from hardpoint.errors import HardpointError, UnsupportedError
 from hardpoint.records import Verdict
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _OF_THE_MODEL = ("dtype", "kv_cache_dtype")
 """Keys that a platform fills in once it knows the model."""
 _OPEN = ("auto", "default")
+FIDELITY = "hardpoint_engine.fidelity:measure"
 
 
 @click.command(
@@ -32,11 +33,18 @@ _OPEN = ("auto", "default")
 )
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--fidelity",
+    is_flag=True,
+    help="Run the model on a fixed text, as configured and in float32, and tell how far they are.",
+)
 @configuration_options
 @click.pass_context
-def doctor(ctx: click.Context, /, name: str | None, as_json: bool, **options: Any) -> None:
+def doctor(
+    ctx: click.Context, /, name: str | None, as_json: bool, fidelity: bool, **options: Any
+) -> None:
     """Say what each platform and executor finds here, what a run with the same flags would use, and
-    every setting with its origin. Nothing is started.
+    every setting with its origin. Nothing is started, but for --fidelity.
 
     With NAME: of that plugin alone, and with exit code 1 if it is not usable here.
     """
@@ -48,12 +56,29 @@ def doctor(ctx: click.Context, /, name: str | None, as_json: bool, **options: An
     )
     registry = Registry.discover(config, diagnosis=True)
     report = _report(registry, config) if name is None else _report_on(registry, config, name)
+    if fidelity:
+        report["fidelity"] = _measured(config)
     if as_json:
         print_json(report)
     else:
         click.echo(_text(report))
     if name is not None and not all(row["available"] for row in _verdicts_of(report)):
         ctx.exit(1)
+
+
+def _measured(config: Config) -> dict[str, Any]:
+    """Return what the engine, which comes with another distribution, measures."""
+    from hardpoint.references import resolve
+
+    try:
+        measure = resolve(FIDELITY)
+    except HardpointError as error:
+        raise UnsupportedError(
+            "--fidelity", "this installation", reason=str(error),
+            hint="Install what runs models: pip install hardpoint-engine",
+        ) from None  # fmt: skip
+    found: dict[str, Any] = measure(config, tell=lambda line: click.echo(line, err=True))
+    return found
 
 
 def _report(registry: Registry, config: Config) -> dict[str, Any]:
@@ -179,6 +204,8 @@ def _text(report: dict[str, Any]) -> str:
     if "selected" in report:
         parts.append(_selected_text(report["selected"]))
         parts += _listening_text(report["listeners"])
+    if "fidelity" in report:
+        parts.append(_fidelity_text(report["fidelity"]))
     if report["settings"]:
         cells = [(row["key"], _shown(row["value"]), row["origin"]) for row in report["settings"]]
         parts += ["Settings", columns(cells, indent="  ")]
@@ -214,6 +241,14 @@ def _selected_text(selected: dict[str, Any]) -> str:
         model = f"model {selected['model']}"
     platform, executor = selected["platform"], selected["executor"]
     return f"A run would use platform {platform}, executor {executor}, {model}."
+
+
+def _fidelity_text(found: dict[str, Any]) -> str:
+    packed = "" if found["quantization"] is None else f", quantization {found['quantization']}"
+    return (
+        f"Against float32, at {found['places']} places of a text, dtype {found['dtype']}{packed}: "
+        f"KL {found['kl']:.3g} nats, the same most likely token at {100 * found['top1']:.1f} %."
+    )
 
 
 def _listening_text(listeners: Sequence[Mapping[str, str]] | None) -> Iterator[str]:

@@ -67,6 +67,11 @@ class Platform(ABC):
     stack, L4 hardware.
     """
 
+    reference_keys: ClassVar[Mapping[str, object]] = {}
+    """Keys, beside float32 everywhere, of a run whose numbers this platform's others are measured
+    against: a plainer way to compute, where it has one.
+    """
+
     unsupported_parameters: ClassVar[Mapping[str, str]] = {}
     """Sampling parameter -> why a request that sets it is refused: here it would be ignored."""
 

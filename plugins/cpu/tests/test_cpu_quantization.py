@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import gguf
+import numpy as np
 import pytest
 import torch
 from hardpoint.errors import ConfigError
@@ -62,3 +66,130 @@ def test_a_quantisation_without_the_library_is_an_error(checkpoint):
 def test_a_quantisation_that_is_not_offered_is_named(checkpoint):
     with pytest.raises(ConfigError, match=r"quantization = 'w8a'.*\n?.*w8a8"):
         start(checkpoint("llama"), quantization="w8a")
+
+
+HIDDEN, INNER, VOCAB = 256, 512, 96
+MIXED = {"attn_v": "Q6_K", "ffn_down": "Q4_1", "token_embd": "Q8_0"}
+BLOCKS = {"Q4_K": (256, 144), "Q6_K": (256, 210)}
+
+
+def blocks(kind, shape, draw):
+    """Return packed rows of a type: those that the package cannot pack are drawn as they are."""
+    if kind not in BLOCKS:
+        values = draw.standard_normal(shape, dtype=np.float32) * 0.05
+        return gguf.quantize(values, gguf.GGMLQuantizationType[kind])
+    numbers, size = BLOCKS[kind]
+    raw = draw.integers(0, 256, (shape[0] * shape[1] // numbers, size), dtype=np.uint8)
+    scales = {"Q4_K": slice(0, 4), "Q6_K": slice(208, 210)}[kind]
+    count = (scales.stop - scales.start) // 2
+    raw[:, scales] = np.full((len(raw), count), 2e-4, np.float16).view(np.uint8)
+    return raw.reshape(shape[0], -1)
+
+
+@pytest.fixture(scope="module")
+def packed_file(tmp_path_factory):
+    """Return what writes a GGUF file of one type of matrices, some of others, and their numbers."""
+
+    def write(kind, mixed=None) -> tuple[Path, dict[str, np.ndarray]]:
+        path = tmp_path_factory.mktemp("gguf") / f"{kind}.gguf"
+        draw, numbers = np.random.default_rng(5), {}
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_block_count(1)
+        writer.add_context_length(128)
+        writer.add_embedding_length(HIDDEN)
+        writer.add_feed_forward_length(INNER)
+        writer.add_head_count(4)
+        writer.add_head_count_kv(2)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_rope_freq_base(10000.0)
+        writer.add_rope_dimension_count(HIDDEN // 4)
+        tokens = ["a", "b", "ab", *(f"t{index}" for index in range(VOCAB - 3))]
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(tokens)
+        writer.add_token_merges(["a b"])
+        writer.add_token_types([1] * VOCAB)
+        writer.add_eos_token_id(0)
+        half = HIDDEN // 2
+        for name, shape in {
+            "token_embd": (VOCAB, HIDDEN), "blk.0.attn_q": (HIDDEN, HIDDEN),
+            "blk.0.attn_k": (half, HIDDEN), "blk.0.attn_v": (half, HIDDEN),
+            "blk.0.attn_output": (HIDDEN, HIDDEN), "blk.0.ffn_gate": (INNER, HIDDEN),
+            "blk.0.ffn_up": (INNER, HIDDEN), "blk.0.ffn_down": (HIDDEN, INNER),
+        }.items():  # fmt: skip
+            own = (mixed or {}).get(name.rpartition(".")[2], kind)
+            raw, type_ = blocks(own, shape, draw), gguf.GGMLQuantizationType[own]
+            writer.add_tensor(f"{name}.weight", raw, raw_dtype=type_)
+            numbers[name.rpartition(".")[2]] = gguf.dequantize(raw, type_).reshape(shape)
+        for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+            writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path, numbers
+
+    return write
+
+
+def halves(rows, heads):
+    """Return rows in the order of Hugging Face models."""
+    return rows.reshape(heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
+def test_blocks_of_a_gguf_file_stay_packed_exactly(packed_file, kind):
+    path, numbers = packed_file(kind)
+    with start(path, cpu=ON) as llm:
+        found = matrices(llm)
+        wanted = {
+            "embed.weight": numbers["token_embd"],
+            "layers.0.attention.qkv.weight": np.concatenate(
+                [halves(numbers["attn_q"], 4), halves(numbers["attn_k"], 2), numbers["attn_v"]]
+            ),
+            "layers.0.mlp.gate_up.weight": np.concatenate([numbers["ffn_gate"], numbers["ffn_up"]]),
+            "layers.0.mlp.down.weight": numbers["ffn_down"],
+        }
+        for name, values in wanted.items():
+            module, parameter = found[name]
+            form = form_of(module, parameter)
+            assert [part.kind for part in form.parts] == [kind.lower()]
+            dense = form.dense(module.get_parameter(parameter)).numpy()
+            assert np.abs(dense - values).max() <= 1e-6 * np.abs(values).max()
+        held = sum(module.get_parameter(name).nbytes for module, name in found.values())
+        assert held <= 1.1 * path.stat().st_size
+    assert_alike(path)
+
+
+def assert_alike(path):
+    """The packed model's choices are those of the unpacked one, up to rounding of activations."""
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    prompts = [[token % VOCAB for token in prompt] for prompt in PROMPTS]
+    with start(path, dtype="float32", cpu={"native": "off"}) as plain:
+        wanted = plain.generate(prompts, params)
+    with start(path, cpu=ON) as llm:
+        found = llm.generate(prompts, params)
+    for ours, theirs in zip(found, wanted, strict=True):
+        (own,), (other,) = ours.outputs[0].logprobs, theirs.outputs[0].logprobs
+        best = max(other, key=lambda token: other[token].logprob)
+        assert own[best].logprob == pytest.approx(other[best].logprob, abs=0.1)
+
+
+def test_parts_of_one_matrix_may_be_packed_unlike(packed_file):
+    path, _ = packed_file("Q4_K", MIXED)
+    with start(path, cpu=ON) as llm:
+        module, parameter = matrices(llm)["layers.0.attention.qkv.weight"]
+        parts = form_of(module, parameter).parts
+        assert [(part.kind, part.first, part.rows) for part in parts] == [
+            ("q4_k", 0, 384), ("q6_k", 384, 128)
+        ]  # fmt: skip
+    assert_alike(path)
+
+
+def test_a_type_that_was_asked_for_unpacks(packed_file):
+    path, numbers = packed_file("Q4_0")
+    with start(path, dtype="float32", cpu=ON) as llm:
+        module, parameter = matrices(llm)["layers.0.mlp.down.weight"]
+        weight = module.get_parameter(parameter)
+        assert weight.dtype == torch.float32
+        assert np.array_equal(weight.numpy(), numbers["ffn_down"])

@@ -20,12 +20,15 @@ from hardpoint_cpu.native.lowering import program_bytes
 from hardpoint_cpu.native.program import Program
 from hardpoint_cpu.native.refusals import refusal
 from hardpoint_cpu.native.sampler import ProgramSampler
+from hardpoint_cpu.quantization import NativePacking
 
 if TYPE_CHECKING:
     import torch
     from hardpoint.messages import SchedulerOutput
     from hardpoint.records import LoadReport
     from hardpoint_runtime.batch.inputs import BatchInputs
+    from hardpoint_runtime.models import LanguageModel
+    from hardpoint_runtime.quantization import Quantization
     from hardpoint_runtime.sampling.sampler import Sampler
 
     from hardpoint_cpu.platform import CpuPlatform
@@ -45,6 +48,18 @@ class CpuModelRunner(TorchModelRunner):
     def make_sampler(self) -> Sampler:
         """Choose the best tokens natively where nobody wants more."""
         return ProgramSampler(self, super().make_sampler())
+
+    def make_quantization(self, model: LanguageModel) -> Quantization | None:
+        """Pack weights as the key ``quantization`` says; if it and ``dtype`` are left open, hold
+        what a file has in blocks as it is, where a program computes with that.
+        """
+        named = super().make_quantization(model)
+        options = cast("CpuPlatform", self.platform).options
+        open_ = named is None and not self.config.is_explicit("dtype")
+        if not open_ or options.native == "off" or library.availability().reason:
+            return named
+        self.model = model  # by which it is judged
+        return None if refusal(self) else NativePacking(self.config, self.dtype)
 
     def load_model(self) -> LoadReport:
         """Load the model, then plan its program, unless that is not wanted or cannot be: the log

@@ -58,6 +58,7 @@ class CpuPlatform(Platform):
         "hardpoint_cpu.model_runner",
     )
     support_level: ClassVar[str] = "L4"
+    reference_keys: ClassVar[Mapping[str, object]] = {"plugins.cpu.native": "off"}
     root: ClassVar[Path] = ROOT
     """Where the kernel's files are found."""
 
@@ -88,13 +89,15 @@ class CpuPlatform(Platform):
     def limits(self, config: Config) -> Limits:
         """Return what can be executed.
 
-        ``dtype = auto`` is the stored type where that is computed natively, else float32: weights
-        stored in bfloat16 are held and computed in float32, exactly, on processors that do not
-        multiply bfloat16 themselves, where it is both faster and more exact and takes twice the
-        memory. Block-quantised and float16 weights are always unpacked to float32.
+        ``dtype = auto`` is the stored type where that is computed natively, by the processor or by
+        a native program (which widens it), else float32: through torch, weights stored in bfloat16
+        are held and computed in float32, exactly, on processors that do not multiply bfloat16
+        themselves, where it is both faster and more exact and takes twice the memory. Float16
+        weights are unpacked to float32, block-quantised ones where no program computes with them.
         """
         stored = None if config.description is None else config.description.stored_dtype
-        narrow = stored == "bfloat16" and self._multiplies_bfloat16()
+        programs = self.options.native != "off" and not library.availability().reason
+        narrow = stored == "bfloat16" and (programs or self._multiplies_bfloat16())
         return Limits(
             dtypes=("float32", "bfloat16"),
             default_dtype="bfloat16" if narrow else "float32",
