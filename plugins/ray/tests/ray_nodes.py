@@ -13,6 +13,7 @@ os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN_PATH"] = str(folder / "token")
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_TEST_OF_NODE"] = "its own"
 
 from ray.cluster_utils import Cluster  # noqa: E402
 

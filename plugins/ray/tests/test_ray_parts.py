@@ -150,3 +150,14 @@ def test_the_socket_has_no_name_in_any_folder():
     assert end.getsockname() == b"\0" + handover.name.encode()
     end.close()
     handover.close()
+
+
+def test_the_doctor_lists_ray_s_listeners_and_the_driver_s(monkeypatch):
+    from hardpoint_ray.listeners import of_ray
+    from hardpoint_ray.settings import RaySettings
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    own = of_ray(RaySettings(), 2)
+    assert {each.address for each in own} == {"127.0.0.1:*"}
+    joined = of_ray(RaySettings(address="10.0.0.1:6379", listen="10.0.0.7"), 2)
+    assert [each.address for each in joined][:3] == ["10.0.0.1:6379", "10.0.0.7:*", "10.0.0.7:*"]

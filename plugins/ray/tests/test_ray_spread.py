@@ -54,6 +54,24 @@ def test_a_killed_actor_of_another_node_is_told_with_its_cause(spread):
     assert isinstance(error.__cause__, RayActorError)
 
 
+def test_declared_variables_reach_other_nodes_and_none_replaces_a_node_s_own(
+    spread, monkeypatch, caplog
+):
+    from hardpoint_ray.node_environment import variables_on_nodes
+    from hardpoint_ray.placement import Seat
+
+    executor = spread()
+    far = seats_of(executor)[-1].seat
+    seats = [Seat(rank=0, local_rank=0, bundle=far.bundle, node_id=far.node_id)]
+    monkeypatch.setenv("RAY_TEST_FORWARDED", "yes")
+    monkeypatch.setenv("RAY_TEST_TOKEN", "secret")
+    declared = [{"RAY_TEST_DECLARED": "1", "RAY_TEST_OF_NODE": "the driver's"}]
+    sent = variables_on_nodes(declared, seats, ["RAY_TEST_FORWARDED", "RAY_TEST_TOKEN"])
+    assert sent == [{"RAY_TEST_DECLARED": "1", "RAY_TEST_FORWARDED": "yes"}]
+    assert "RAY_TEST_OF_NODE = 'its own' of this host is kept" in caplog.text
+    assert "RAY_TEST_TOKEN is not sent to other nodes" in caplog.text
+
+
 def failure_of(executor):
     heard = []
     executor.register_failure_callback(heard.append)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import hardpoint
 import ray
 from attrs import evolve, frozen
 
@@ -17,10 +18,13 @@ from hardpoint_ray import handover
 
 @frozen(kw_only=True)
 class Whereabouts:
-    """What an actor tells of itself: process, node, and resource -> ids of what it was given."""
+    """What an actor tells of itself: process, node, version of the core that it has, and resource
+    -> ids of what it was given.
+    """
 
     pid: int
     node_id: str
+    core: str
     resources: Mapping[str, tuple[str, ...]]
 
 
@@ -44,6 +48,7 @@ class WorkerActor:
         return Whereabouts(
             pid=os.getpid(),
             node_id=context.get_node_id(),
+            core=hardpoint.__version__,
             resources={**given, **{name: each for name, each in ids.items() if each}},
         )
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import hardpoint
 import ray
 from attrs import define
 from hardpoint.errors import ExecutorFailedError
@@ -101,6 +102,12 @@ class Actors:
             raise ExecutorFailedError(f"Ray could not start the workers: {error}") from error
         for seat, handle, where in zip(reservation.seats, handles, found, strict=True):
             self._actors[seat.rank] = _Actor(seat=seat, handle=handle, where=where)
+        for rank, where in enumerate(found):
+            if where.core != hardpoint.__version__:
+                raise ExecutorFailedError(
+                    f"the node of rank {rank} has hardpoint {where.core}, and this driver "
+                    f"{hardpoint.__version__}: install one version on all nodes"
+                )
         return found
 
     def give(self, rank: int, packet: Mapping[str, Any]) -> None:
@@ -169,7 +176,10 @@ class Actors:
     def _started(self, actor: _Actor) -> None:
         if self._heard is not None:
             message = {"op": "started", "rank": actor.seat.rank, "pid": actor.where.pid}
-            self._heard(message, [os.dup(actor.pidfd)] if actor.pidfd >= 0 else [])
+            if actor.pidfd >= 0:
+                self._heard(message, [os.dup(actor.pidfd)])
+            else:
+                self._heard({**message, "host": f"node {actor.seat.node_id[:8]}"}, [])
 
     def _wanted(self, pid: int) -> list[int] | None:
         for actor in self._actors.values():

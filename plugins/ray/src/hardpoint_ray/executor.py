@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from hardpoint_multiproc.executor import MultiprocExecutor
@@ -13,6 +14,7 @@ from hardpoint_ray.settings import START_TIMEOUT, RaySettings
 if TYPE_CHECKING:
     from hardpoint.config import Config
     from hardpoint.platform import Platform
+    from hardpoint.records import Listener
     from hardpoint.registry import Registry
 
 
@@ -31,6 +33,15 @@ class RayExecutor(MultiprocExecutor):
     @classmethod
     def prepare(cls, config: Config, registry: Registry, platform: Platform) -> None:
         """Begin nothing: which resources are needed is known only later."""
+
+    @classmethod
+    def listeners(
+        cls, config: Config, registry: Registry, platform: Platform
+    ) -> Sequence[Listener]:
+        """Return the collective library's, the driver's own for other nodes, and Ray's."""
+        from hardpoint_ray.listeners import of_ray
+
+        return of_ray(settings_of(config, registry), platform.placement(config).num_workers)
 
     def _start_workers(self) -> None:
         from hardpoint_ray.start import placed  # which imports Ray

@@ -11,12 +11,13 @@ from hardpoint.rpc.network.hub import codec_across
 from hardpoint_multiproc.launching import WorkerPlan, plan_workers, variables_of
 from hardpoint_multiproc.resources import Resources
 from hardpoint_multiproc.settings import MultiprocSettings
+from hardpoint_multiproc.spread import SpreadResources
 from hardpoint_multiproc.start_choice import PLAIN
 from hardpoint_multiproc.titles import title_of
 
 from hardpoint_ray import placement, session
 from hardpoint_ray.actors import Actors
-from hardpoint_ray.resources import SpreadResources
+from hardpoint_ray.node_environment import variables_on_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,10 @@ def placed(executor: Executor, settings: RaySettings) -> Start:
     try:
         reservation = placement.reserve(settings, executor.placement)
         titles = [title_of(executor.config, rank, count) for rank in range(count)]
-        actors.create(reservation, needed, titles, variables_of(executor))
+        variables = variables_on_nodes(
+            variables_of(executor), reservation.seats, executor.config.parallel.forward_env
+        )
+        actors.create(reservation, needed, titles, variables)
         return _start(executor, settings, actors, reservation.seats)
     except BaseException:
         actors.close(0.0)
@@ -87,6 +91,7 @@ def _start(
             executor.calls,
             executor.generation,
             actors,
+            actors.give,
             hosts=[addresses[seat.node_id] for seat in seats],
             far={rank: abroad[rank] for rank in far},
             listen=settings.listen or addresses[here],
