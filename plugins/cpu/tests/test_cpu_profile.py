@@ -12,7 +12,10 @@ from hardpoint.sampling_params import SamplingParams
 from hardpoint_engine import LLM
 from hardpoint_runtime.profiling import step_name
 
-KEYS = {"platform": "cpu", "load_format": "dummy", "num_kv_blocks": 32, "max_model_len": 128}
+KEYS = {
+    "platform": "cpu", "load_format": "dummy", "num_kv_blocks": 32, "max_model_len": 128,
+    "plugins": {"cpu": {"native": "off"}},  # a native program's step is one call, without names
+}  # fmt: skip
 SHORT = SamplingParams(temperature=0, max_tokens=4)
 PROMPT = [5, 6, 7]
 
