@@ -19,6 +19,7 @@ from hardpoint.rpc.network.bounds import Bounds
 from hardpoint.rpc.network.hub import codec_across
 from hardpoint.rpc.network.keys import KeyPair
 from hardpoint.rpc.network.listening import listening
+from hardpoint_multiproc import group
 from hardpoint_multiproc.hosts import handshake, key_file
 from hardpoint_multiproc.hosts.follower import Follower
 from hardpoint_multiproc.hosts.handshake import difference, installation
@@ -159,6 +160,21 @@ def test_a_follower_that_dies_is_named_with_its_ranks(cluster, launcher, eventua
     assert error.ranks == (2,)
     _, alive = psutil.wait_procs(victims, timeout=30)
     assert not alive
+
+
+def test_the_number_of_a_process_elsewhere_is_never_signalled_here(
+    cluster, launcher, eventually, monkeypatch
+):
+    ended = []
+    monkeypatch.setattr(group, "end_group", lambda pid, session: ended.append(pid))
+    cluster.follow()
+    executor = launcher.start(workers=2, **cluster.keys())
+    pids = [worker.pid for worker in executor._resources.group._workers]
+    os.kill(executor._resources.nursery.pid, signal.SIGKILL)
+    assert eventually(lambda: executor.failure)
+    executor.shutdown()
+    assert pids[0] in ended
+    assert pids[1] not in ended
 
 
 @pytest.mark.slow

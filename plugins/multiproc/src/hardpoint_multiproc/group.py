@@ -269,7 +269,7 @@ class WorkerGroup:
     def _nursery_died(self, code: int | None) -> None:
         pid, now = self._nursery.pid, time.monotonic()
         for worker in self._workers:
-            if worker.pid:
+            if worker.pidfd >= 0:  # a process of this host: elsewhere its number is another's
                 end_group(worker.pid, os.getsid(0))
         error = ExecutorFailedError(
             f"the nursery (pid {pid}) {how_ended(code)}, and the workers, its children, with it"
@@ -457,7 +457,7 @@ class WorkerGroup:
         self._nursery.close(within)
         if self._nursery.exit:  # it did not end by itself, and may have left groups of the dead
             for worker in self._workers:
-                if worker.pid and worker.exit is None:
+                if worker.pidfd >= 0 and worker.exit is None:
                     end_group(worker.pid, os.getsid(0))
         for worker in self._workers:
             worker.launch.close()
