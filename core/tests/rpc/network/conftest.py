@@ -11,7 +11,7 @@ from attrs import evolve
 from hardpoint.rpc import channel
 from hardpoint.rpc.calls import Call, CallTable, Reply
 from hardpoint.rpc.composite import CompositeDriverEnd
-from hardpoint.rpc.encoding import codec_named
+from hardpoint.rpc.encoding import PickleCodec
 from hardpoint.rpc.network.hub import Hub, attach
 from hardpoint.rpc.receiver import Receiver
 
@@ -19,12 +19,10 @@ PATIENCE = 30.0
 HOST = "127.0.0.2"
 
 
-def typed():
-    return codec_named("typed")
-
-
 class Group:
-    """``world_size`` workers, those of ``remote`` behind a hub, which answer (rank, name, args)."""
+    """``world_size`` workers, those of ``remote`` behind a hub, which answer (rank, name, args). To
+    the others anything may be sent.
+    """
 
     def __init__(self, world_size, remote, *, start=True, bounds=None):
         self.world_size, self.remote = world_size, tuple(remote)
@@ -32,7 +30,7 @@ class Group:
         self.hub = Hub(world_size, self.remote, HOST, bounds=bounds)
         self.end = self.hub.end
         if local:
-            shared = channel.create("shared_memory", len(local), codec=typed())
+            shared = channel.create("shared_memory", len(local), codec=PickleCodec())
             self.end = CompositeDriverEnd(shared, local, self.hub.end, self.remote)
         self.table = CallTable()
         self.receiver = Receiver(self.end, self.table)
@@ -49,7 +47,7 @@ class Group:
             return attach(self.hub.worker_data(rank)["channel"], rank)
         handle = self.end.worker_handle(rank)
         own = evolve(handle, fds=tuple(os.dup(fd) for fd in handle.fds))
-        return channel.attach(own, self.local.index(rank), codec=typed())
+        return channel.attach(own, self.local.index(rank), codec=PickleCodec())
 
     def start(self, rank):
         thread = threading.Thread(target=self._serve, args=(self.attach(rank), rank), daemon=True)

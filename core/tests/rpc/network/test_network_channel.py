@@ -78,6 +78,7 @@ def test_a_worker_that_does_not_read_holds_no_more_than_the_bound(make_group):
     assert group.hub.end._bytes <= 3 << 20
     group.hold.set()
     assert group.call("echo", 1)[1] == (1, "echo", (1,))
+    assert group.seen[0] == group.seen[1], "what one of them has no room for, none gets"
 
 
 def test_a_worker_is_told_of_the_drivers_end(make_group, wait_until):
