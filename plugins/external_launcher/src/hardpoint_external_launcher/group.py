@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 from hardpoint.errors import ExecutorFailedError, HardpointError, StartTimeoutError, WorkerDiedError
 from hardpoint.records import WorkerHealth
-from hardpoint.rpc.claims import CallerClaims, WorkerClaims
+from hardpoint.rpc.claims import CallerClaims, Unclaimed, WorkerClaims
 from hardpoint.rpc.supervision import Supervisor
 from hardpoint.rpc.worker_thread import RELEASE_SECONDS, WorkerThread
 
@@ -77,6 +77,8 @@ class Group:
         leads = plan.settings.driver_only and seat.rank == 0
         if leads:
             self._claims = plan.calls.claims = CallerClaims(seat.world_size)
+        elif seat.world_size > 1:
+            plan.calls.claims = Unclaimed()  # the other ranks make the same calls, and run them
         board = -1 if self._claims is None else os.dup(self._claims.fd)
         timeout = plan.settings.start_timeout
         self.company = company = meet(seat, plan.identity, timeout, board)

@@ -123,9 +123,13 @@ class SameProgram(Program):
             acknowledge(self.calls, self.codec, rank, frame)
 
     def serve(self, host: WorkerHost, call: PackedCall) -> None:
-        """Run it whatever its caller wants by now: the other ranks run it, too."""
+        """Run it, whatever its caller wants by now, if other ranks do, too; with none, a call that
+        was cancelled is dropped.
+        """
+        wanted = self.calls.begin(call.call_id)
+        if not wanted and not self.peers.lines:
+            return
         self.call_name = call.name
-        self.calls.begin(call.call_id)
         frame = answer(self.codec, host.handle(call, carried=True))
         self.peers.tell(frame)
         acknowledge(self.calls, self.codec, self.rank, frame)
