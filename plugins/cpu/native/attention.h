@@ -90,10 +90,20 @@ inline float scale_behind(const int8_t* numbers, int64_t head) {
     return scale;
 }
 
+template <class T>
+inline void widen_rows(const T* const* from, int64_t rows, int64_t head, float* to, const float** at) {
+    for (int64_t row = 0; row < rows; row++, to += head) {
+        int64_t i = 0;
+        for (; i + LANES <= head; i += LANES) save(to + i, load(from[row] + i));
+        if (i < head) save_part(to + i, load_part(from[row] + i, head - i), head - i);
+        at[row] = to;
+    }
+}
+
 // The keys that some queries see, tile by tile of [begin, end): sums of values, not yet divided.
 template <class T>
 void attend_keys(const hardpoint::Attention& work, const float* query, int64_t begin, int64_t end,
-                 float* scores, float* out, Softmax* state) {
+                 float* scores, float* widened, float* out, Softmax* state) {
     using hardpoint::KEY_TILE;
     constexpr bool SCALED = sizeof(T) == 1;
     const int64_t head = work.head, group = work.group, rows = work.tokens * group;
@@ -111,14 +121,23 @@ void attend_keys(const hardpoint::Attention& work, const float* query, int64_t b
             key_at[k] = (const T*)((const char*)work.keys + place);
             value_at[k] = (const T*)((const char*)work.values + place);
         }
-        int64_t key = 0;
-        auto emit = [&](int64_t row, int j, float value) {
-            if constexpr (SCALED) value *= scale_behind((const int8_t*)key_at[key + j], head);
-            scores[row * KEY_TILE + key + j] = value;
+        const bool many = sizeof(T) < 4 && rows > 2 * TALL;  // then it pays to widen them once
+        const float *wide_keys[KEY_TILE], *wide_values[KEY_TILE];
+        if (many) {
+            widen_rows(key_at, keys, head, widened, wide_keys);
+            widen_rows(value_at, keys, head, widened + KEY_TILE * head, wide_values);
+        }
+        const auto score = [&](auto at) {
+            int64_t key = 0;
+            const auto emit = [&](int64_t row, int j, float value) {
+                if constexpr (SCALED) value *= scale_behind((const int8_t*)key_at[key + j], head);
+                scores[row * KEY_TILE + key + j] = value;
+            };
+            for (; key + WIDE <= keys; key += WIDE)
+                products_of<WIDE>(query, head, rows, at + key, head, emit);
+            for (; key < keys; key++) products_of<1>(query, head, rows, at + key, head, emit);
         };
-        for (; key + WIDE <= keys; key += WIDE)
-            products_of<WIDE>(query, head, rows, key_at + key, head, emit);
-        for (; key < keys; key++) products_of<1>(query, head, rows, key_at + key, head, emit);
+        many ? score((const float* const*)wide_keys) : score((const T* const*)key_at);
         for (int64_t row = 0; row < rows; row++) {
             float* mine = scores + row * KEY_TILE;
             const int64_t position = work.position + row / group;
@@ -136,11 +155,13 @@ void attend_keys(const hardpoint::Attention& work, const float* query, int64_t b
                 for (int64_t k = 0; k < keys; k++)
                     mine[k] *= scale_behind((const int8_t*)value_at[k], head);
         }
-        int64_t row = 0;
-        for (; row + TALL <= rows; row += TALL)
-            weigh_rows<TALL>(scores + row * KEY_TILE, value_at, keys, out + row * head, head);
-        for (; row < rows; row++)
-            weigh_rows<1>(scores + row * KEY_TILE, value_at, keys, out + row * head, head);
+        const auto add_up = [&](auto at) {
+            in_tiles<TALL>(rows, [&](auto tall, int64_t row) {
+                weigh_rows<decltype(tall)::value>(scores + row * KEY_TILE, at, keys, out + row * head,
+                                                  head);
+            });
+        };
+        many ? add_up((const float* const*)wide_values) : add_up((const T* const*)value_at);
     }
 }
 
@@ -151,8 +172,10 @@ struct Parts {  // of a piece of attention's scratch, each [rows, ...]
         out = query + size;
         other = out + size;
         scores = other + size;
+        widened = scores + work.tokens * work.group * hardpoint::KEY_TILE;
     }
     float *query, *out, *other, *scores;
+    float* widened;  // keys and values of a tile
 };
 
 constexpr int64_t MOST_GROUP = 64;
@@ -165,17 +188,17 @@ inline void take_queries(const hardpoint::Attention& work, float* query) {
     }
 }
 
-inline void attend_span(const hardpoint::Attention& work, const float* query, int64_t span,
-                        float* scores, float* out, Softmax* state) {
+inline void attend_span(const hardpoint::Attention& work, const Parts& parts, int64_t span,
+                        float* out, Softmax* state) {
     using namespace hardpoint;
     const int64_t begin = most(span * SPAN, first_tile(work.position, work.window));
     const int64_t end = least((span + 1) * SPAN, work.position + work.tokens);
     if (work.type == BF16)
-        attend_keys<uint16_t>(work, query, begin, end, scores, out, state);
+        attend_keys<uint16_t>(work, parts.query, begin, end, parts.scores, parts.widened, out, state);
     else if (work.type == INT8)
-        attend_keys<int8_t>(work, query, begin, end, scores, out, state);
+        attend_keys<int8_t>(work, parts.query, begin, end, parts.scores, parts.widened, out, state);
     else
-        attend_keys<float>(work, query, begin, end, scores, out, state);
+        attend_keys<float>(work, parts.query, begin, end, parts.scores, parts.widened, out, state);
 }
 
 inline void put(const hardpoint::Attention& work, const float* out, const Softmax* state) {
@@ -196,9 +219,9 @@ void attend(const hardpoint::Attention& work, float* scratch) {
     Softmax state[QUERY_TILE * MOST_GROUP], next[QUERY_TILE * MOST_GROUP];
     take_queries(work, parts.query);
     const Spans spans = spans_of(work.position, work.tokens, work.window);
-    attend_span(work, parts.query, spans.first, parts.scores, parts.out, state);
+    attend_span(work, parts, spans.first, parts.out, state);
     for (int64_t span = spans.first + 1; span < spans.last; span++) {
-        attend_span(work, parts.query, span, parts.scores, parts.other, next);
+        attend_span(work, parts, span, parts.other, next);
         for (int64_t row = 0; row < rows; row++)
             merge(parts.out + row * head, state[row], parts.other + row * head, next[row], head);
     }
@@ -211,7 +234,7 @@ void attend_part(const hardpoint::Attention& work, int64_t span, float* out, flo
     const int64_t rows = work.tokens * work.group;
     Softmax state[hardpoint::QUERY_TILE * MOST_GROUP];
     take_queries(work, parts.query);
-    attend_span(work, parts.query, span, parts.scores, out, state);
+    attend_span(work, parts, span, out, state);
     memcpy(out + rows * work.head, state, size_t(rows) * sizeof(Softmax));
 }
 

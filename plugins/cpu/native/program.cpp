@@ -256,7 +256,7 @@ void Program::divide(const hp_step& step) {
 
 int64_t scratch_size(int64_t most_columns, int64_t group, int64_t head) {
     const int64_t rows = QUERY_TILE * group;
-    const int64_t attention = rows * (3 * head + KEY_TILE);
+    const int64_t attention = rows * (3 * head + KEY_TILE) + 2 * KEY_TILE * head;
     const int64_t widened = std::max(4 * most_columns, PANEL * (256 + 4));
     const int64_t products = MOST_ROWS * (2 * CHUNK + PANEL) + widened;
     return std::max(attention, products) + 64;

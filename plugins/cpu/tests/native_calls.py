@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from attrs import define
+from hardpoint_cpu.native import library, packing
 from hardpoint_cpu.native.library import FILE, FOLDER, LEVELS, TYPES, Matrix
 from hardpoint_cpu.native.packing import unpack
 
@@ -18,6 +19,8 @@ GROUPS = {"w8a8": 64} | dict.fromkeys(("w4a8", "q8_0", "q4_0", "q4_1", "q4_k", "
 """The columns that share a scale of int8 activations, of the types that are multiplied so."""
 LIBRARY = Path(os.environ.get("HARDPOINT_NATIVE_TESTED", FOLDER / FILE))
 """The library under test: the installed one, unless a test has built another."""
+if LIBRARY != FOLDER / FILE:
+    packing.load = lambda: library.load(LIBRARY)  # type: ignore[assignment]
 
 
 class Attention(ctypes.Structure):

@@ -4,12 +4,23 @@ what is rounded, against what was to be rounded.
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
 from hardpoint.errors import HardpointError
 from hardpoint_cpu.native.library import availability
 from hardpoint_cpu.native.packing import pack, packed_bytes, unpack
+
+SPEC = importlib.util.spec_from_file_location(
+    "native_calls", Path(__file__).with_name("native_calls.py")
+)
+calls = importlib.util.module_from_spec(SPEC)
+sys.modules[SPEC.name] = calls  # attrs looks there for the names in annotations
+SPEC.loader.exec_module(calls)  # which library is tested
 
 pytestmark = pytest.mark.skipif(not availability().levels, reason="no native library")
 

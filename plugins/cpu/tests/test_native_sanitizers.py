@@ -1,5 +1,8 @@
-"""The library under AddressSanitizer and UndefinedBehaviorSanitizer: its kernels' tests, and steps
-of a program on several threads.
+"""The library under AddressSanitizer and UndefinedBehaviorSanitizer: the tests of its kernels and
+of packing, and steps of programs on several threads.
+
+Its portable level is built as the mirror of the widest one: the same code over vectors as wide, the
+sums of VNNI in plain words. So the logic of that level runs on processors that have not got it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import pytest
 
 PROJECT = Path(__file__).parents[1]
 TESTS = Path(__file__).parent
-SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZED = ("-DMIRROR", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 pytestmark = pytest.mark.slow
 
@@ -47,10 +50,11 @@ def sanitized(tmp_path_factory):
     }
 
 
-def test_the_kernels(sanitized):
+@pytest.mark.parametrize("tests", ["kernels", "packed", "packing"])
+def test_the_kernels(sanitized, tests):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist",
-         str(TESTS / "test_native_kernels.py")],
+         str(TESTS / f"test_native_{tests}.py")],
         env=sanitized, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
