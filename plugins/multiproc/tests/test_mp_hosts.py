@@ -162,6 +162,16 @@ def test_a_follower_that_dies_is_named_with_its_ranks(cluster, launcher, eventua
     assert not alive
 
 
+def test_a_follower_that_is_interrupted_says_so_to_the_leader(cluster, launcher, eventually):
+    follower = cluster.follow()
+    executor = launcher.start(workers=2, **cluster.keys())
+    follower.send_signal(signal.SIGTERM)
+    error = eventually(lambda: executor.failure)
+    assert isinstance(error, HostLostError)
+    assert "SystemExit: 143" in str(error)
+    assert follower.wait(30) == 143
+
+
 def test_the_number_of_a_process_elsewhere_is_never_signalled_here(
     cluster, launcher, eventually, monkeypatch
 ):

@@ -1,4 +1,4 @@
-"""The executor ``mp``: a process for each worker, on this host."""
+"""The executor ``mp``: a process for each worker, on this host or, with ``nnodes``, several."""
 
 from __future__ import annotations
 
@@ -116,7 +116,11 @@ class MultiprocExecutor(Executor):
         call = Call(
             call_id=self.calls.next_id(), generation=self.generation, method="start the worker"
         )
-        resources, plans = start.spread(self, settings, hosts, plan, call)
+        try:
+            resources, plans = start.spread(self, settings, hosts, plan, call)
+        except BaseException:
+            hosts.close(0.0)
+            raise
         hosts.on_lost(self._lost)
         agree = partial(self._way_of, way, settings, hosts.nursery)
         self.bring_up(resources, settings, call, plans, agree)

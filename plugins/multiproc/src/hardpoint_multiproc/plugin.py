@@ -28,5 +28,5 @@ def hardpoint_executor() -> ExecutorRecord:
         executor="hardpoint_multiproc.executor:MultiprocExecutor",
         probe=probe,
         settings="hardpoint_multiproc.settings:MultiprocSettings",
-        summary="one process for each worker, on this host",
+        summary="one process for each worker, on this host or several",
     )

@@ -151,14 +151,14 @@ class Follower:
 
     def close(self, why: str = "") -> None:
         """End every worker here and leave; ``why`` is told to a leader that is still there."""
+        if why and not self._socket.closed and not self._link.lost:
+            self._put({"op": "leaving", "why": why})
         nursery, self._nursery = self._nursery, None
         if nursery is not None:
             nursery.close(5.0)
         for worker in self._workers.values():
             _give_back(worker)
         if not self._socket.closed:
-            if why and not self._link.lost:
-                self._put({"op": "leaving", "why": why})
             self._link.close()
             self._socket.close()
             self._context.term()
