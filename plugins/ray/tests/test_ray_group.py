@@ -7,6 +7,7 @@ import signal
 import time
 
 import pytest
+from hardpoint.config.loading import load_config
 from hardpoint.errors import ExecutorFailedError, RemoteError, WorkerDiedError
 
 pytestmark = pytest.mark.usefixtures("session")
@@ -150,3 +151,21 @@ def test_ray_listens_on_this_host_alone(session):
     }
     assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
     assert addresses
+
+
+def test_steps_are_counted_in_ray_s_metrics_where_that_is_asked_for(monkeypatch):
+    from hardpoint_engine import LLM, SamplingParams
+    from hardpoint_ray.metrics import StepMetrics
+
+    seen = []
+    count = StepMetrics.step
+    monkeypatch.setattr(
+        StepMetrics, "step", lambda *args: (seen.append(args[1].total_tokens), count(*args))
+    )
+    keys = {"model": "dummy", "load_format": "dummy", "platform": "dummy", "executor": "ray"}
+    config = load_config(
+        overrides={**keys, "plugins.ray.metrics": True, "plugins.dummy.num_workers": 2}, environ={}
+    )
+    with LLM.from_config(config) as llm:
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert sum(seen) == 5

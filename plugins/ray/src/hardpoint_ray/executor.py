@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hardpoint_multiproc.executor import MultiprocExecutor
 from hardpoint_multiproc.launching import check_devices
@@ -13,9 +15,12 @@ from hardpoint_ray.settings import START_TIMEOUT, RaySettings
 
 if TYPE_CHECKING:
     from hardpoint.config import Config
+    from hardpoint.messages import SchedulerOutput
     from hardpoint.platform import Platform
     from hardpoint.records import Listener
     from hardpoint.registry import Registry
+
+    from hardpoint_ray.metrics import StepMetrics
 
 
 class RayExecutor(MultiprocExecutor):
@@ -29,6 +34,7 @@ class RayExecutor(MultiprocExecutor):
     start_key: ClassVar[str] = START_TIMEOUT
     exit_seconds: ClassVar[float] = 1.5
     """Ray tells of an actor's end a moment after the system."""
+    _metrics: StepMetrics | None = None
 
     @classmethod
     def prepare(cls, config: Config, registry: Registry, platform: Platform) -> None:
@@ -43,12 +49,34 @@ class RayExecutor(MultiprocExecutor):
 
         return of_ray(settings_of(config, registry), platform.placement(config).num_workers)
 
+    def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
+        """Run one step as every executor does; count it if ``plugins.ray.metrics`` says so."""
+        metrics, began = self._metrics, time.monotonic()
+        output = super().execute_model(scheduler_output, non_block)
+        if metrics is None:
+            return output
+        if not non_block:
+            metrics.step(scheduler_output, output, time.monotonic() - began)
+            return output
+
+        def count(future: Future[Any]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                metrics.step(scheduler_output, future.result(), time.monotonic() - began)
+
+        output.add_done_callback(count)
+        return output
+
     def _start_workers(self) -> None:
         from hardpoint_ray.start import placed  # which imports Ray
 
         settings = settings_of(self.config, self.registry)
         check_devices(self)
         start = placed(self, settings)
+        if settings.metrics:
+            from hardpoint_ray.metrics import StepMetrics
+
+            self._metrics = StepMetrics()
+            self.register_failure_callback(self._metrics.failed)
         self.bring_up(start.resources, start.watching, start.call, start.plans, lambda: PLAIN)
 
 

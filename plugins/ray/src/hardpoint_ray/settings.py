@@ -43,6 +43,7 @@ class RaySettings:
         "address of this host at which workers of other nodes call back; unset: the one by which "
         "Ray knows it",
     )
+    metrics: bool = key(False, "count steps, tokens and failures in Ray's own metrics")
     start_timeout: float = key(
         120.0, "seconds for which no worker may come any further while it starts and loads", above=0
     )
