@@ -32,7 +32,7 @@ _Static_assert(sizeof(Header) == 24, "the header of a frame has no gaps");
 
 enum { HEAD = 0, WRITER_WAITS = 8, CLOSED = 16, INLINE = 1, NOTHING = 2, VALUE = 3, PICKLED = 0x80 };
 #define MARSHAL_VERSION 2
-#define INTERFACE 3 /* as in inline.py: what is offered and how memory lies */
+#define INTERFACE 4 /* as in inline.py: what is offered and how memory lies */
 
 /* The memory of one ring. */
 typedef struct {
@@ -232,20 +232,33 @@ static PyObject *writer_put_plain(Ring *self, PyObject *const *args, Py_ssize_t 
     return PyBool_FromLong(written);
 }
 
-/* Whether any of the flags is set, by which sleepers ask to be woken. */
-static PyObject *writer_asleep(Ring *self, PyObject *unused)
+/* Ring the events of those whose flag is set, and take the flag away. An event's descriptor is -1
+ * before it is closed, so what is rung under the interpreter's lock is open.
+ */
+static PyObject *writer_wake(Ring *self, PyObject *events)
 {
-    if (self->base)
-        for (Py_ssize_t i = 0; i < self->flags; i++)
-            if (self->words[self->flags_at + i])
-                Py_RETURN_TRUE;
-    Py_RETURN_FALSE;
+    if (!PyTuple_CheckExact(events) || PyTuple_GET_SIZE(events) != self->flags)
+        return PyErr_Format(PyExc_ValueError, "wake takes a tuple of %zd events", self->flags);
+    for (Py_ssize_t i = 0; self->base && i < self->flags; i++) {
+        if (!self->words[self->flags_at + i])
+            continue;
+        PyObject *number = PyObject_GetAttrString(PyTuple_GET_ITEM(events, i), "fd");
+        int event = number ? (int)PyLong_AsLong(number) : -1;
+        Py_XDECREF(number);
+        if (PyErr_Occurred())
+            return NULL;
+        store(&self->words[self->flags_at + i], 0);
+        uint64_t one = 1;
+        if (event >= 0 && write(event, &one, sizeof(one)) < 0 && errno != EAGAIN)
+            return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef writer_methods[] = {
     {"put", (PyCFunction)(void (*)(void))writer_put, METH_FASTCALL, NULL},
     {"put_plain", (PyCFunction)(void (*)(void))writer_put_plain, METH_FASTCALL, NULL},
-    {"asleep", (PyCFunction)writer_asleep, METH_NOARGS, NULL},
+    {"wake", (PyCFunction)writer_wake, METH_O, NULL},
     {"release", (PyCFunction)ring_release, METH_NOARGS, NULL},
     {NULL}};
 static PyMemberDef writer_members[] = {{"head", T_ULONGLONG, offsetof(Ring, head), 0, NULL},
@@ -504,36 +517,56 @@ static PyObject *rings_spin(Rings *self, PyObject *const *args, Py_ssize_t count
     return PyLong_FromLong(ready);
 }
 
-static PyObject *attribute_names[5];
-enum { GENERATION, EXPIRED, SILENT, VALUES, USED };
+enum { GENERATION, EXPIRED, SILENT, VALUES, USED, HELD, READ_NAMES, CALL = READ_NAMES, REPLY_RANK, FINISH, NAMES };
+static PyObject *attribute_names[NAMES];
 
-/* Enter a plain value, or none, into the gather of its call, unless it is the last one: what
- * Gather.enter does. Return whether that was done; nothing was done to it otherwise.
- */
-static int enter(PyObject *gather, PyObject *rank, const Header *header, const char *data)
+/* Return what a call ends with whose last value this is: all, or the one that was asked for. */
+static PyObject *asked_of(PyObject *gather, PyObject *values)
 {
-    PyObject *found[5] = {NULL}, *value = NULL;
+    PyObject *call = PyObject_GetAttr(gather, attribute_names[CALL]);
+    PyObject *rank = call ? PyObject_GetAttr(call, attribute_names[REPLY_RANK]) : NULL;
+    PyObject *asked = NULL;
+    if (rank)
+        asked = rank == Py_None ? Py_NewRef(values) : PyObject_GetItem(values, rank);
+    Py_XDECREF(call);
+    Py_XDECREF(rank);
+    return asked;
+}
+
+/* Enter a plain value, or none, into the gather of its call, as CallTable.acknowledge does. Return
+ * whether that was done; nothing was done otherwise. With the last value the call is no longer among
+ * `gathers`, and `ends` is what it is to be finished with.
+ */
+static int enter(PyObject *gathers, PyObject *gather, PyObject *call_id, PyObject *rank,
+                 const Header *header, const char *data, PyObject **ends)
+{
+    PyObject *found[READ_NAMES] = {NULL}, *value = NULL;
     uint64_t size = header->size - header->named;
     int entered = 0;
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < READ_NAMES; i++)
         if (!(found[i] = PyObject_GetAttr(gather, attribute_names[i])))
             goto done;
-    if (PyLong_AsUnsignedLong(found[GENERATION]) != header->generation || found[EXPIRED] != Py_False ||
-        !PySet_CheckExact(found[SILENT]) || PySet_GET_SIZE(found[SILENT]) < 2 ||
-        PySet_Contains(found[SILENT], rank) != 1)
-        goto done;
+    PyObject *silent = found[SILENT], *values = found[VALUES], *used = found[USED];
     Py_ssize_t index = PyLong_AsSsize_t(rank);
+    if (PyLong_AsUnsignedLong(found[GENERATION]) != header->generation || found[EXPIRED] != Py_False ||
+        found[HELD] != Py_None || !PySet_CheckExact(silent) || PySet_Contains(silent, rank) != 1 ||
+        !PyList_CheckExact(values) || index >= PyList_GET_SIZE(values) || !PyList_CheckExact(used))
+        goto done;
     if (header->kind == NOTHING)
         value = Py_NewRef(Py_None);
     else if (size && (unsigned char)*data != PICKLED)
         value = PyMarshal_ReadObjectFromString(data, (Py_ssize_t)size);
-    if (value && PyList_CheckExact(found[VALUES]) && PyList_CheckExact(found[USED]) &&
-        index < PyList_GET_SIZE(found[VALUES]) && PySet_Discard(found[SILENT], rank) == 1) {
-        PyList_SetItem(found[VALUES], index, Py_NewRef(value));
-        entered = PyList_Append(found[USED], rank) == 0;
+    if (!value || PyList_Append(used, rank) < 0)
+        goto done;
+    PyList_SetItem(values, index, Py_NewRef(value));
+    entered = 1;
+    if (PySet_Discard(silent, rank) == 1 && PySet_GET_SIZE(silent) == 0) {
+        *ends = asked_of(gather, values); /* of no effect if an error has ended it */
+        if (PyDict_DelItem(gathers, call_id) < 0)
+            PyErr_Clear();
     }
 done:
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < READ_NAMES; i++)
         Py_XDECREF(found[i]);
     Py_XDECREF(value);
     if (!entered)
@@ -568,8 +601,15 @@ static PyObject *rings_collect(Rings *self, PyObject *const *args, Py_ssize_t co
             PyObject *gather = NULL;
             if (gathers && given[1] && given[2])
                 gather = Py_XNewRef(PyDict_GetItemWithError(gathers, given[1]));
-            if (gather && enter(gather, given[2], &header, at + header.named)) {
-                int failed = advance(ring, &header);
+            PyObject *ends = NULL;
+            if (gather && enter(gathers, gather, given[1], given[2], &header, at + header.named, &ends)) {
+                int failed = PyErr_Occurred() || advance(ring, &header) < 0;
+                if (ends && !failed) { /* callbacks run here */
+                    PyObject *done = PyObject_CallMethodOneArg(gather, attribute_names[FINISH], ends);
+                    failed = !done;
+                    Py_XDECREF(done);
+                }
+                Py_XDECREF(ends);
                 Py_DECREF(gather);
                 for (int part = 1; part < 4; part++)
                     Py_XDECREF(given[part]);
@@ -633,10 +673,11 @@ static int module_exec(PyObject *module)
     if (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0)
         return -1;
     PyType_Spec *specs[] = {&writer_spec, &reader_spec, &rings_spec};
-    static const char *names[] = {"generation", "expired", "silent", "values", "used"};
+    static const char *names[] = {"generation", "expired", "silent", "values",     "used",
+                                  "held",       "call",    "reply_rank", "finish"};
     if (!empty_tuple && !(empty_tuple = PyTuple_New(0)))
         return -1;
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < NAMES; i++)
         if (!attribute_names[i] && !(attribute_names[i] = PyUnicode_InternFromString(names[i])))
             return -1;
     for (int i = 0; i < 3; i++) {

@@ -85,7 +85,7 @@ class DriverEnd(ABC):
 
     def note_calls(self, gathers: Mapping[int, Gather]) -> None:  # noqa: B027 - most have no use
         """Let the end enter plain values into the open calls, by id, itself instead of delivering
-        them, save the last one that a call waits for. Called once, by the Receiver.
+        them, and take those out that have all. Called once, by the Receiver.
         """
 
     @abstractmethod

@@ -14,6 +14,7 @@ from hardpoint.errors import CallTimeoutError, ExecutorFailedError
 from hardpoint.rpc.channel import ChannelClosedError
 from hardpoint.rpc.claims import CallerClaims
 from hardpoint.rpc.shared_memory import bell
+from hardpoint.rpc.shared_memory.ends import call_layout
 
 PATIENCE = 30.0
 
@@ -321,6 +322,11 @@ def sleeper(group, rank=0):
     return thread, got
 
 
+def flag(group):
+    """The word by which the only worker asks to be woken."""
+    return call_layout(group.end._data).sleeps(0)
+
+
 @pytest.fixture
 def rung(monkeypatch):
     """What was rung, by event."""
@@ -331,9 +337,9 @@ def rung(monkeypatch):
 
 
 def test_workers_that_sleep_are_woken_before_the_call_is_made(make_group, rung, wait_until):
-    group = make_group("shared_memory", 1, start=False)
+    group = make_group("python", 1, start=False)
     thread, got = sleeper(group)
-    words, [(sleeps, worker)] = group.end._words, group.end._sleeps
+    words, sleeps, [worker] = group.end._words, flag(group), group.end._workers
     wait_until(lambda: words[sleeps])
     group.end.rouse()
     assert rung == [worker]
@@ -345,9 +351,9 @@ def test_workers_that_sleep_are_woken_before_the_call_is_made(make_group, rung, 
 
 
 def test_after_a_large_call_workers_sleep_until_the_next_is_nearly_there(make_group, rung):
-    group = make_group("shared_memory", 1, start=False)
+    group = make_group("python", 1, start=False)
     group.end.send(group.make("echo", bytes(1 << 20)))
-    words, [(sleeps, worker)] = group.end._words, group.end._sleeps
+    words, sleeps, [worker] = group.end._words, flag(group), group.end._workers
     words[sleeps] = 1
     group.end.rouse()
     assert rung == []

@@ -57,6 +57,6 @@ class Event:
     def close(self) -> None:
         """Close the descriptor. Idempotent."""
         with self._lock:
-            if self.fd >= 0:
-                os.close(self.fd)
-                self.fd = -1
+            fd, self.fd = self.fd, -1  # first: compiled code rings it without this lock
+            if fd >= 0:
+                os.close(fd)

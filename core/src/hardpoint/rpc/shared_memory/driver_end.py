@@ -78,12 +78,11 @@ class SharedDriverEnd(DriverEnd):
         layout = call_layout(self._data)
         calls = self._memory(layout.size)
         self._caller, self._thread, room = (self._event() for _ in range(3))
-        self._workers = [self._event() for _ in range(world_size)]
+        self._workers = tuple(self._event() for _ in range(world_size))
         self._words = calls.words
-        self._sleeps = [(layout.sleeps(rank), self._workers[rank]) for rank in range(world_size)]
         hot = hot_path(self._native)
         self._writer = RingWriter(calls, layout, room, self.spin_s, self._wake_workers, hot=hot)
-        self._put_plain, self._asleep = self._writer.inline.put_plain, self._writer.inline.asleep
+        self._put_plain, self._wake = self._writer.inline.put_plain, self._writer.inline.wake
         self._fence = Fence()
         replies = reply_layout(self._data)
         self._readers = [
@@ -105,8 +104,8 @@ class SharedDriverEnd(DriverEnd):
         Not after a large one, which is likely to be followed by another: copying it takes so long
         that they would sleep again.
         """
-        if not self._large and self._asleep():
-            self._wake_workers()
+        if not self._large:
+            self._wake(self._workers)
 
     def send(self, call: Call) -> None:
         """Write the call once, for all workers."""
@@ -116,8 +115,7 @@ class SharedDriverEnd(DriverEnd):
         ids = (kind, call.call_id, call.generation, -1 if rank is None else rank)
         if name is None or call.kwargs or not self._bare or not self._send_plain(*ids, name, call):
             self._send_encoded(ids, call)
-        if self._asleep():
-            self._wake_workers()
+        self._wake(self._workers)
 
     def _send_plain(
         self, kind: int, call_id: int, generation: int, rank: int, name: bytes, call: Call
@@ -233,14 +231,7 @@ class SharedDriverEnd(DriverEnd):
             event.close()
 
     def _wake_workers(self) -> None:
-        try:
-            words = self._words
-            for sleeps, worker in self._sleeps:
-                if words[sleeps]:
-                    words[sleeps] = 0
-                    worker.wake()
-        except ValueError:  # closed meanwhile, when all were woken
-            return
+        self._wake(self._workers)
 
     def _memory(self, size: int) -> Memory:
         memory = Memory.create(size)

@@ -2,7 +2,7 @@
 
 What stands here is the reference. ``core/native/ring.c`` does the same in C, over the same memory,
 so that one end may use these classes and the other those; :func:`hot_path` chooses. Made of one
-mapping each, and used by one thread at a time but for :meth:`InlineWriter.asleep`.
+mapping each, and used by one thread at a time but for :meth:`InlineWriter.wake`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hardpoint.rpc import codec
+from hardpoint.rpc.shared_memory.bell import Event
 from hardpoint.rpc.shared_memory.layout import (
     CLOSED,
     FRAME,
@@ -32,7 +33,7 @@ from hardpoint.rpc.shared_memory.memory import Fence
 _COMPILED = "hardpoint.rpc.shared_memory._native"
 _HEADER = FRAME.size
 _ROUND = _HEADER + 7
-INTERFACE = 3
+INTERFACE = 4
 """Raised with every change of these classes or of the layout: compiled code of another number, left
 from an earlier installation, is not used.
 """
@@ -66,6 +67,7 @@ class InlineWriter:
         self._words = self._bytes.cast("Q")
         self._ring_at = ring_at
         self._mask = capacity - 1
+        self._flags_at = flags_at
         self._flags = slice(8 * flags_at, 8 * (flags_at + flags))
         self._awake = bytes(8 * flags)
         self._large_bytes = large_bytes
@@ -118,9 +120,20 @@ class InlineWriter:
                 return None
         return self.put(kind, call_id, generation, rank, name, _dumps_plain(value, _VERSION))
 
-    def asleep(self) -> bool:
-        """Whether anybody asks to be woken. Any thread; False once this was released."""
-        return not self._closed and self._bytes[self._flags] != self._awake
+    def wake(self, events: tuple[Event, ...]) -> None:
+        """Ring the event of each that asks to be woken, and take its flag away. Any thread; nothing
+        once this was released.
+        """
+        try:
+            if self._bytes[self._flags] == self._awake:
+                return
+            words = self._words
+            for at, event in enumerate(events, self._flags_at):
+                if words[at]:
+                    words[at] = 0
+                    event.wake()
+        except ValueError:  # released meanwhile, when all were woken
+            return
 
     def release(self) -> None:
         """Give the memory back: nothing can be written then. Idempotent."""
@@ -263,8 +276,8 @@ class ReplyRings:
         ``data`` being None for none. Return the first ring whose next message is none that lies in
         line, or -1.
 
-        The compiled one enters a plain value into the Gather of its call itself, if that is in
-        ``gathers`` (by call id) and the value is not its last.
+        The compiled one enters a plain value into the Gather of its call itself, as
+        :meth:`CallTable.acknowledge` does, if that is in ``gathers`` (by call id).
         """
         for rank, reader in enumerate(self._readers):
             while reader.ready():
