@@ -58,25 +58,39 @@ def test_tokens_and_scores_are_those_of_torch(checkpoint, family):
     assert distance(first_scores(found), first_scores(expected)) < 2e-4
 
 
+def whole(results) -> list[tuple[list[int], str]]:
+    return [(list(each.outputs[0].token_ids), str(each.outputs[0].logprobs)) for each in results]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_numbers_of_a_family_do_not_depend_on_how_the_work_is_cut_up(checkpoint, family, dtype):
+    folder = checkpoint(family, getattr(torch, dtype))
+    with engine(folder, "on", dtype=dtype, enable_prefix_caching=False) as llm:
+        alone = [whole(llm.generate([prompt], SCORED))[0] for prompt in PROMPTS]
+        assert whole(llm.generate(PROMPTS[::-1] * 2, SCORED)) == alone[::-1] * 2
+    for size in (1, 7, 64):
+        chunks = {"prefill_chunk_size": size, "max_num_batched_tokens": max(size, 8)}
+        with engine(folder, "on", dtype=dtype, max_num_seqs=8, **chunks) as llm:
+            assert whole(llm.generate(PROMPTS, SCORED)) == alone, size
+            assert whole(llm.generate(PROMPTS, SCORED)) == alone, size  # the cache is warm
+
+
 @pytest.mark.parametrize("level", available.levels)
 def test_numbers_do_not_depend_on_how_the_work_is_cut_up(checkpoint, level):
-    def scores(results):
-        return [
-            (list(each.outputs[0].token_ids), str(each.outputs[0].logprobs)) for each in results
-        ]
-
     folder = checkpoint("heads")
     with engine(folder, "on", level, enable_prefix_caching=False) as llm:
-        alone = [scores(llm.generate([prompt], SCORED))[0] for prompt in PROMPTS]
-        assert scores(llm.generate(PROMPTS * 3, SCORED)) == alone * 3
+        alone = [whole(llm.generate([prompt], SCORED))[0] for prompt in PROMPTS]
+        assert whole(llm.generate(PROMPTS * 3, SCORED)) == alone * 3
     for keys in (
         {"prefill_chunk_size": 7, "max_num_batched_tokens": 16, "max_num_seqs": 8},
         {"num_kv_blocks": 36, "enable_prefix_caching": False},  # fewer than all need: preempted
         {"block_size": 1},
     ):
         with engine(folder, "on", level, **keys) as llm:
-            assert scores(llm.generate(PROMPTS, SCORED)) == alone, keys
-            assert scores(llm.generate(PROMPTS, SCORED)) == alone, keys  # the cache is warm
+            assert whole(llm.generate(PROMPTS, SCORED)) == alone, keys
+            assert whole(llm.generate(PROMPTS, SCORED)) == alone, keys  # the cache is warm
 
 
 def test_bfloat16_weights_are_computed_in_float32(checkpoint):
