@@ -5,7 +5,5 @@ from __future__ import annotations
 import pytest
 from hardpoint_conformance import ExecutorSuite, PluginSuite
 
-pytestmark = pytest.mark.usefixtures("session")
-
 TestPlugin = PluginSuite.of("ray")
-TestExecutor = pytest.mark.slow(ExecutorSuite.of("ray"))
+TestExecutor = pytest.mark.usefixtures("session")(pytest.mark.slow(ExecutorSuite.of("ray")))

@@ -29,7 +29,7 @@ def expected():
     ("tensor", "pipeline", "strategy"),
     [
         (3, 1, "SPREAD"),
-        (1, 2, "STRICT_SPREAD"),
+        pytest.param(1, 2, "STRICT_SPREAD", marks=pytest.mark.slow),
         pytest.param(3, 1, "STRICT_PACK", marks=pytest.mark.slow),
         pytest.param(1, 2, "STRICT_PACK", marks=pytest.mark.slow),
         pytest.param(2, 2, "SPREAD", marks=pytest.mark.slow),

@@ -169,3 +169,39 @@ def test_steps_are_counted_in_ray_s_metrics_where_that_is_asked_for(monkeypatch)
     with LLM.from_config(config) as llm:
         llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, ignore_eos=True))
     assert sum(seen) == 5
+
+
+def test_resources_that_never_come_free_are_told_with_a_table(launcher, monkeypatch, caplog):
+    import ray
+    from hardpoint_ray import placement
+
+    monkeypatch.setattr(placement, "FIRST_LINE", 0.5)
+    with pytest.raises(placement.PlacementError) as caught:
+        launcher.start(workers=9, **{"plugins.ray.placement_timeout": 2.0})
+    assert "plugins.ray.placement_timeout = 2 s" in str(caught.value)
+    assert "9 workers, each 1 dummy; free of all:" in str(caught.value)
+    assert "of 8 dummy" in str(caught.value)
+    waiting = [line for line in caplog.messages if "waiting for Ray to place the workers" in line]
+    assert 1 <= len(waiting) <= 2
+    states = [each["state"] for each in ray.util.placement_group_table().values()]
+    assert set(states) <= {"REMOVED"}
+
+
+def test_a_given_group_is_used_as_the_indices_say_and_outlives_the_executor(launcher):
+    import ray
+
+    group = ray.util.placement_group([{"dummy": 2}, {"CPU": 1}, {"dummy": 1}], name="given")
+    assert group.wait(60)
+    keys = {"plugins.ray.placement_group": "given"}
+    executor = launcher.start(**keys, **{"plugins.ray.bundle_indices": (2, 0)})
+    actors = executor._resources.nursery._actors
+    assert [actors[rank].seat.bundle for rank in (0, 1)] == [2, 0]
+    executor.shutdown()
+    assert ray.util.placement_group_table(group)["state"] == "CREATED"
+    with pytest.raises(ExecutorFailedError, match=r"bundles \[1\] cannot hold a worker"):
+        launcher.start(**keys, **{"plugins.ray.bundle_indices": (0, 1)})
+    with pytest.raises(ExecutorFailedError, match="3 workers need as many bundles"):
+        launcher.start(workers=3, **keys)
+    ray.util.remove_placement_group(group)
+    with pytest.raises(ExecutorFailedError, match="Ray has no such placement group"):
+        launcher.start(**{"plugins.ray.placement_group": "absent"})

@@ -161,3 +161,20 @@ def test_the_doctor_lists_ray_s_listeners_and_the_driver_s(monkeypatch):
     assert {each.address for each in own} == {"127.0.0.1:*"}
     joined = of_ray(RaySettings(address="10.0.0.1:6379", listen="10.0.0.7"), 2)
     assert [each.address for each in joined][:3] == ["10.0.0.1:6379", "10.0.0.7:*", "10.0.0.7:*"]
+
+
+def test_no_ray_is_started_that_lets_in_anyone(monkeypatch):
+    from hardpoint_ray import session
+    from hardpoint_ray.settings import RaySettings
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(ConfigError, match="RAY_AUTH_MODE=disabled has it let in anyone"):
+        session.connect(RaySettings(address="local"), {})
+
+
+def test_ray_s_client_is_refused():
+    from hardpoint_ray import session
+    from hardpoint_ray.settings import RaySettings
+
+    with pytest.raises(ExecutorFailedError, match="run the driver on a node of that Ray"):
+        session.connect(RaySettings(address="ray://10.0.0.1:10001"), {})
