@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hardpoint.errors import ConfigError, ExecutorFailedError, RemoteError
+from hardpoint.rpc.network.listening import listening
 
 
 def _small_engine():
@@ -49,6 +50,13 @@ def stages():
     """Two pipeline stages, for tests that leave them as they were."""
     with start(1, 2) as llm:
         yield llm
+
+
+def test_on_one_host_no_process_listens(shards):
+    """As the doctor says: the cpu's workers share memory, so the collectives need no socket."""
+    workers = [worker.pid for worker in shards.executor._resources.group._workers]
+    assert len(workers) == 2
+    assert [listening(pid) for pid in workers] == [set(), set()]
 
 
 @pytest.fixture
