@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import cloudpickle
@@ -36,10 +37,21 @@ def _environment(**values):
                 os.environ[name] = value
 
 
+def _reap(processes):
+    """Wait for the other ranks, which end with rank 0; end one that does not, and say so."""
+    for process in processes:
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+
+
 class LaunchedExecutor(DriverExecutor):
     """Rank 0, and the launcher of all others."""
 
-    _launched = ()
+    _reaper = None
 
     def start_workers(self):
         """Start the other ranks, then do as rank 0."""
@@ -53,12 +65,15 @@ class LaunchedExecutor(DriverExecutor):
             }
         )
         sent = cloudpickle.dumps({"boot": boot, "path": list(sys.path)})
+        launched = []
+        # Made first, it runs last: when the executor is gone, whose end is that of the others.
+        self._reaper = weakref.finalize(self, _reap, launched)
         for rank in range(1, size):
             environ = {**os.environ, **values, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = subprocess.Popen(
                 [sys.executable, str(RANK)], stdin=subprocess.PIPE, env=environ
             )
-            self._launched = (*self._launched, process)
+            launched.append(process)
             process.stdin.write(sent)
             process.stdin.close()
         with _environment(**values):
@@ -67,10 +82,5 @@ class LaunchedExecutor(DriverExecutor):
     def stop_workers(self, deadline):
         """End this rank, and wait for the others."""
         super().stop_workers(deadline)
-        for process in self._launched:
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                raise
+        if self._reaper is not None:
+            self._reaper()
