@@ -4,7 +4,9 @@ store.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -56,6 +58,30 @@ def test_two_groups_of_each_rank_meet_and_listen_at_their_hosts_alone(meetings):
     assert sum_0 == sum_1 == [3.0] * 3
     assert got == [0, 1, 2, 3]
     assert set(HOSTS) >= seen, "something listens elsewhere"
+
+
+JUNK = [b"\0" * 64, b"\xff" * 64, b"cos\nsystem\n(S'true'\ntR.", b"GET / HTTP/1.1\r\n\r\n"]
+
+
+def test_strangers_at_the_collectives_ports_disturb_no_sum(meetings):
+    def run(rank):
+        group = Topology(tensor=2).group_of(Axis.TENSOR, rank)
+        communicator = host_communicator(group, meetings[rank])
+        if rank == 0:
+            ports = sorted(listening(os.getpid()))
+            strangers = [socket.create_connection(each, 30) for each in ports for _ in JUNK]
+            for stranger, junk in zip(strangers, JUNK * len(ports), strict=True):
+                with contextlib.suppress(OSError):
+                    stranger.sendall(junk)
+        sums = [communicator.all_reduce(torch.full((2,), float(rank + 1))).tolist() for _ in "abc"]
+        if rank == 0:
+            for stranger in strangers:
+                stranger.close()
+        sums.append(communicator.all_reduce(torch.ones(2)).tolist())
+        communicator.close()
+        return sums
+
+    assert both(run) == [[[3.0, 3.0]] * 3 + [[2.0, 2.0]]] * 2
 
 
 def test_shared_memory_across_hosts_is_refused(meetings):
