@@ -128,7 +128,7 @@ def _ways(
 
 
 def _ours(kind: str, files: ModelFiles) -> dict[str, Any]:
-    keys: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 64}
+    keys: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 64, "cpu": {"native": "auto"}}
     if kind in PLAIN:
         return {"model": str(files.safetensors()), "keys": {**keys, "dtype": PLAIN[kind]}}
     if kind in QUANTISED:
