@@ -77,12 +77,14 @@ FLAVOURS = {
     "mp": multiproc(3, start="nursery"),
     "mp-plain": multiproc(start="plain"),
     "mp-zmq": multiproc(start="nursery", channel="zmq"),
+    "ray": Flavour(executor="ray", world_size=2, processes=True),
 }
 ALL = tuple(path.stem for path in Path(__file__).parent.glob("test_suite_*.py"))
 REPEATED = {
     "launched-2": ALL,
     "mp-plain": ("test_suite_calls", "test_suite_errors", "test_suite_services"),
     "mp-zmq": ("test_suite_errors", "test_suite_services"),
+    "ray": ALL,
 }
 """What differs from ``mp`` only in how workers start or calls travel, and processes that each
 import torch to meet: they are of the slow lane.
@@ -203,8 +205,21 @@ class Launcher:
         return plans
 
 
+@pytest.fixture(scope="session")
+def ray_session():
+    """A Ray that all executors ``ray`` of these tests share."""
+    from hardpoint_ray import session
+    from hardpoint_ray.settings import RaySettings
+
+    opened = session.connect(RaySettings(address="local"), {"dummy": 8})
+    yield opened
+    opened.close()
+
+
 @pytest.fixture
-def launcher(flavour):
+def launcher(flavour, request):
+    if flavour.executor == "ray":
+        request.getfixturevalue("ray_session")
     made = Launcher(flavour)
     yield made
     for executor in made.started:
