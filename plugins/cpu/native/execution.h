@@ -106,7 +106,7 @@ private:
 
     const Kernels kernels_;
     const hp_shape shape_;
-    std::vector<hp_op> ops_;
+    const std::vector<hp_op> ops_;
     std::vector<bool> sole_norm_;  // a norm that only the operation behind it reads
     std::unique_ptr<Counter[]> counters_;
     std::vector<Room<float>> buffers_;

@@ -50,8 +50,7 @@ Program::Program(const Kernels* kernels, int threads, const hp_op* ops, int64_t 
       counters_(new Counter[size_t(count * PHASES)]),
       columns_(shape.columns, shape.columns + shape.buffers), team_(threads) {
     int64_t widest = 1, activations = 0, slots = 0, inner = 0, outer = 0;
-    for (hp_op& op : ops_) {
-        if (op.weight.type == BF16) op.vector_type = BF16;
+    for (const hp_op& op : ops_) {
         check(op);
         for (const Matrix& matrix : {op.weight, op.other}) {
             widest = std::max(widest, matrix.cols);

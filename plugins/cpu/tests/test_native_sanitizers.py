@@ -39,12 +39,15 @@ def sanitized(tmp_path_factory):
         pytest.skip(str(error))
     library = tmp_path_factory.mktemp("sanitized") / script.LIBRARY
     script.build(PROJECT / "native", library, (*script.FLAGS, *SANITIZED))
-    runtime = subprocess.run(
-        [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    preloaded = [
+        subprocess.run(
+            [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for name in ("libasan.so", "libstdc++.so")  # the first looks for what throws in the second
+    ]
     return {
         **os.environ,
-        "LD_PRELOAD": runtime,
+        "LD_PRELOAD": " ".join(preloaded),
         "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own
         "HARDPOINT_NATIVE_TESTED": str(library),
     }
