@@ -248,24 +248,25 @@ def test_a_model_that_is_not_lowered_runs_through_torch_or_is_refused(checkpoint
         engine(tmp_path, "on").close()
 
 
-def test_a_long_step_is_ended_between_layers(checkpoint):
-    """The driver's wish is asked for before each call, and a call takes as many layers as take a
-    moment.
+def test_a_long_step_is_ended_between_operations(checkpoint):
+    """The driver's wish is asked for before each call, and a call takes as many operations as take
+    a moment.
     """
 
     def hurry(worker):
         runner, asked = worker.model_runner, []
         worker.asked = asked
         program = runner.program
-        assert list(program._calls(1)) == [(0, program._lowered.ends[-1])]
-        program._costs = [1e12] * len(program._costs)
-        assert [last for _, last in program._calls(1)] == list(program._lowered.ends)
+        last = len(program._lowered.ops)
+        assert list(program._calls(1)) == [(0, last)]
+        program._costs, program._cost = [1e12] * last, 1e12 * last
+        assert list(program._calls(1)) == [(place, place + 1) for place in range(last)]
         runner.context = evolve(
             runner.context, cancelled=lambda: bool(asked.append(1)) or len(asked) > 2
         )
 
     with engine(checkpoint("llama"), "on") as llm:
         llm.collective_rpc(hurry)
-        with pytest.raises(HardpointError, match="ended by the driver between layers"):
+        with pytest.raises(HardpointError, match="ended by the driver between operations"):
             llm.generate(PROMPTS[:1], GREEDY)
         assert llm.collective_rpc(lambda worker: len(worker.asked)) == [3]

@@ -62,7 +62,7 @@ Pause = Sum | Clear | Outside
 class Lowered:
     """A model's operations.
 
-    ``ends`` are the places after each layer's last one, where a step may be ended; ``pauses`` what
+    ``ends`` are the places after each layer's last one; ``pauses`` what
     is done after so many operations; ``columns`` those of each buffer; ``held`` what the pointers
     point at. ``vocabulary``: the rows of the embedding and of the logits that this shard has, the
     first of them ``first_token``, and whether that is all of it; ``gathers`` brings the logits of
@@ -95,13 +95,9 @@ class Lowered:
         """Return the operations as the library takes them."""
         return (Op * len(self.ops))(*self.ops)
 
-    def cost_per_layer(self) -> list[int]:
-        """Return the bytes of weights between one of :attr:`ends` and the next."""
-        starts = (0, *self.ends[:-1])
-        return [
-            sum(_bytes_of(op.weight) + _bytes_of(op.other) for op in self.ops[first:last])
-            for first, last in zip(starts, self.ends, strict=True)
-        ]
+    def costs(self) -> list[int]:
+        """Return about how many bytes of weights each operation reads."""
+        return [_bytes_of(op.weight) + _bytes_of(op.other) for op in self.ops]
 
 
 def _bytes_of(matrix: Matrix) -> int:

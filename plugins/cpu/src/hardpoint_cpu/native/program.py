@@ -18,7 +18,7 @@ from hardpoint.errors import CancelledStepError, HardpointError
 from hardpoint_runtime.graphs.programs import StepProgram
 
 from hardpoint_cpu.native import library as native
-from hardpoint_cpu.native.lowered import KINDS, Clear, Lowered, Outside, Pause, Sum
+from hardpoint_cpu.native.lowered import ATTEND, KINDS, Clear, Lowered, Outside, Pause, Sum
 from hardpoint_cpu.native.lowering import ATTENDED, STREAM, lower
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class Program(StepProgram):
         self._lowered = lowered
         self._dtype = dtype
         self._cancelled = cancelled
-        self._costs = lowered.cost_per_layer()
+        self._costs = lowered.costs()
+        self._cost = sum(self._costs)
         self._library = native.load()
         blocks, block_size, kv_heads, head = cache.key.shape
         columns = (ctypes.c_int64 * len(lowered.columns))(*lowered.columns)
@@ -126,7 +127,7 @@ class Program(StepProgram):
     def run(
         self, inputs: BatchInputs, carried: Carried | None = None
     ) -> torch.Tensor | Carried | None:
-        """Compute a step; see :class:`StepProgram`. A driver that ends it is heard between layers.
+        """Compute a step; see :class:`StepProgram`. A driver that ends it is heard soon.
 
         Raises HardpointError for inputs that name a token, position or block which there is not.
         """
@@ -158,7 +159,7 @@ class Program(StepProgram):
         seen = int(inputs.positions.sum()) + tokens
         for first, last in self._calls(tokens, seen):
             if self._cancelled():
-                raise CancelledStepError("a step was ended by the driver between layers")
+                raise CancelledStepError("a step was ended by the driver between operations")
             wrong = self._library.hp_program_run(self._handle, ctypes.byref(step), first, last)
             if wrong:
                 raise HardpointError(
@@ -239,18 +240,20 @@ class Program(StepProgram):
         return list(tokens)
 
     def _calls(self, tokens: int, seen: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield the operations [first, last) of each call: as many layers as :data:`PATIENCE`, up
-        to a pause. ``seen``: the positions that all tokens attend to.
+        """Yield the operations [first, last) of each call: as many as :data:`PATIENCE`, up to a
+        pause. ``seen``: the positions that all tokens attend to.
         """
-        lowered, first, seconds = self._lowered, 0, 0.0
+        lowered, last = self._lowered, len(self._costs)
         attention = 2 * seen * lowered.columns[ATTENDED] / SLOW_PRODUCTS
-        pauses = sorted(lowered.pauses)
-        for end, size in zip(lowered.ends, self._costs, strict=True):
-            for place in pauses:
-                if first < place < end:
-                    yield first, place
-                    first = place
-            seconds += attention + max(size / SLOW_BYTES, size * tokens / 4 / SLOW_PRODUCTS)
-            if seconds >= PATIENCE or end == lowered.ends[-1] or end in lowered.pauses:
-                yield first, end
-                first, seconds = end, 0.0
+        per_byte = max(1 / SLOW_BYTES, tokens / 4 / SLOW_PRODUCTS)
+        if not lowered.pauses and len(lowered.ends) * attention + self._cost * per_byte < PATIENCE:
+            yield 0, last
+            return
+        first, seconds = 0, 0.0
+        for place, cost in enumerate(self._costs, 1):
+            seconds += cost * per_byte
+            if lowered.ops[place - 1].kind == ATTEND:
+                seconds += attention
+            if seconds >= PATIENCE or place == last or place in lowered.pauses:
+                yield first, place
+                first, seconds = place, 0.0
