@@ -211,7 +211,7 @@ def ray_session():
     from hardpoint_ray import session
     from hardpoint_ray.settings import RaySettings
 
-    opened = session.connect(RaySettings(address="local"), {"dummy": 8})
+    opened = session.connect(RaySettings(address="local"), {"dummy": 64})
     yield opened
     opened.close()
 
