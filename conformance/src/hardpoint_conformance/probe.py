@@ -40,10 +40,6 @@ class Probe:
     """Of an executor: with how many workers it is certified. Default: two, or one where it refuses
     two with a ConfigError.
     """
-    batch_invariant: ClassVar[bool] = False
-    """Whether outputs are asked to be bitwise equal whatever else is in the batch, though the
-    capability is not declared. Default: only if it is.
-    """
     logit_tolerance: ClassVar[float | None] = None
     """How far log-probabilities may be from the oracle's. Default: by dtype (1e-3 for float32, 0.25
     for 16 bits).
@@ -115,14 +111,20 @@ def _runs(pid: int) -> bool:
 def find_probe(name: str) -> Probe:
     """Return the probe of plugin ``name``: its author's, or the default one.
 
-    Raises PluginLoadError for an entry point that does not lead to a subclass of Probe.
+    Raises PluginLoadError for an entry point that does not lead to a subclass of Probe, with what
+    loading it raised.
     """
     for entry in entry_points(group=GROUP, name=name):
-        kind = entry.load()
+        told = f"entry point {name} = {entry.value} in {GROUP}"
+        try:
+            kind = entry.load()
+        except Exception as error:
+            raise PluginLoadError(
+                f"{told} cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
         if not (isinstance(kind, type) and issubclass(kind, Probe)):
             raise PluginLoadError(
-                f"entry point {name} = {entry.value} in {GROUP} leads to {kind!r}; it must be a "
-                "subclass of hardpoint_conformance.Probe"
+                f"{told} leads to {kind!r}; it must be a subclass of hardpoint_conformance.Probe"
             )
         return kind()
     return Probe()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 from hardpoint.capabilities import Capability
+from hardpoint.errors import ConfigError
 from hardpoint.model_runner import ModelRunner
 from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_conformance.contract import expect
-from hardpoint_conformance.generation import SCORED, scored_if
+from hardpoint_conformance.generation import SCORED, Bench, scored_if
 from hardpoint_conformance.model_runner.part import ModelRunnerPart
 from hardpoint_conformance.steps import Request
-from hardpoint_conformance.suite import needs
+from hardpoint_conformance.suite import needs, not_applicable, own_workers
 
 
 class BatchTests(ModelRunnerPart):
@@ -92,10 +93,13 @@ class BatchTests(ModelRunnerPart):
         bench.steps.run(6)
         bench.check_greedy(plain, "a greedy row beside drawn and edited ones")
 
+    @own_workers
     @needs(Capability.BATCH_INVARIANCE)
     def test_scores_are_bitwise_equal_in_any_batch(self) -> None:
-        """Alone, in a batch, in another order and place: the same bits."""
-        bench = self.bench
+        """Alone, in a batch, in another order and place: the same bits, with ``batch_invariant``.
+        A machine that cannot, where the platform can elsewhere, is not applicable.
+        """
+        bench = self._invariant()
         prompts = bench.prompts(bench.most_seqs, seed=2)
         alone = [bench.scores(each) for each in bench.run_alone(prompts, 6, SCORED)]
         for order in (prompts, prompts[::-1]):
@@ -105,12 +109,21 @@ class BatchTests(ModelRunnerPart):
                 seen = bench.scores(requests[prompt])
                 expect(
                     np.array_equal(seen, wanted),
-                    "a platform that declares batch invariance gives bitwise equal logits whatever "
-                    "else is in the batch",
+                    "with batch_invariant, logits are bitwise equal whatever else is in the batch",
                     seen=f"log-probabilities differ by up to {np.abs(seen - wanted).max():.3g} in "
                     f"a batch of {len(order)}",
                     where=ModelRunner.execute_model,
                     do="Declare BATCH_INVARIANCE as NOT_YET, or use kernels whose reduction order "
-                    "does not depend on the batch.",
+                    "does not depend on the batch where config.model.batch_invariant is set.",
                 )
             bench.steps.finish(*requests.values())
+
+    def _invariant(self) -> Bench:
+        """Return workers that were asked for it."""
+        try:
+            return self.other(batch_invariant=True)
+        except ConfigError as error:
+            told = any(each.key == "batch_invariant" for each in error.problems)
+            if not told or not self.supports(Capability.BATCH_INVARIANCE):
+                raise
+            not_applicable(f"not on this machine, or with these settings: {error}")

@@ -34,6 +34,7 @@ NEEDS = (
     ("enable_prefix_caching", False, Capability.PREFIX_CACHING),
     ("logits_processors", (), Capability.LOGITS_PROCESSORS),
     ("logprobs_mode", "raw_logprobs", Capability.LOGPROBS_MODES),
+    ("batch_invariant", False, Capability.BATCH_INVARIANCE),
 )
 """Keys that need a capability as soon as their value is another than the one given."""
 

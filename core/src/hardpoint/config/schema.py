@@ -47,6 +47,9 @@ class ModelConfig:
     quantization: str | None = key(
         None, "how weights are packed while they are loaded; unset: as they are stored"
     )
+    batch_invariant: bool = key(
+        False, "compute a request to the same bits whatever else is computed, or refuse the run"
+    )
     max_model_len: int | None = key(None, "longest request in tokens, answer included", low=1)
     seed: int | None = key(None, "seed of requests that bring none; unset: a fresh one", low=0)
 

@@ -63,7 +63,8 @@ class CpuModelRunner(TorchModelRunner):
 
     def load_model(self) -> LoadReport:
         """Load the model, then plan its program, unless that is not wanted or cannot be: the log
-        says why. Raises UnsupportedError if ``plugins.cpu.native = "on"`` cannot be had.
+        says why. Raises UnsupportedError where one is asked for by ``plugins.cpu.native = "on"`` or
+        ``batch_invariant``.
         """
         report = super().load_model()
         native = cast("CpuPlatform", self.platform).options.native
@@ -75,10 +76,9 @@ class CpuModelRunner(TorchModelRunner):
             self.graph_plan = GraphPlan.of_program(
                 max_num_seqs=most_rows, max_num_batched_tokens=most_tokens
             )
-        elif native == "on":
-            raise UnsupportedError(
-                "plugins.cpu.native = 'on'", "this model on the cpu platform", reason=reason
-            )
+        elif native == "on" or self.config.model.batch_invariant:
+            asked = "plugins.cpu.native = 'on'" if native == "on" else "batch_invariant"
+            raise UnsupportedError(asked, "this model on the cpu platform", reason=reason)
         else:
             _logger.info("through torch instead of a native program: %s", reason)
         return report

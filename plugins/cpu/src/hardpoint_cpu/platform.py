@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from hardpoint.capabilities import NOT_YET, YES, Capability, Support
-from hardpoint.platform import Platform
+from hardpoint.platform import Platform, RequestView
 from hardpoint.records import Device, Limits, Placement, Problem, Verdict
 
 from hardpoint_cpu import memory, threads
@@ -33,11 +34,15 @@ OFFERED = frozenset(
         Capability.LOGITS_PROCESSORS,
         Capability.BLOCK_COPIES,
         Capability.GRAPHS,
+        Capability.BATCH_INVARIANCE,
         Capability.SHARDED_STATE,
         Capability.TENSOR_PARALLEL,
         Capability.PIPELINE_PARALLEL,
     }
 )
+
+PROGRAMS = "Leave it out, or see that plugins.cpu.native = 'on' can be had."
+"""The way out of what only native programs do."""
 
 NATIVE_BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")
 """Processor flags (x86, Arm) of instructions that multiply bfloat16."""
@@ -64,6 +69,7 @@ class CpuPlatform(Platform):
 
     def __init__(self, settings: object | None = None) -> None:
         super().__init__(settings if settings is not None else CpuSettings())
+        self._invariant = False
 
     @property
     def options(self) -> CpuSettings:
@@ -121,7 +127,22 @@ class CpuPlatform(Platform):
         found = threads.problems(options, threads.usable_cores(self.root))
         available = library.availability()
         found += library.problems(options, available)
-        return [*found, *_packing_problems(config.model.quantization, options, available)]
+        found += _packing_problems(config.model.quantization, options, available)
+        self._invariant = config.model.batch_invariant
+        return [*found, *_invariance_problems(config, options, available)]
+
+    def check_request(self, request: RequestView) -> Problem | None:
+        """Refuse scores of prompts, which come through torch, in a run that is batch invariant."""
+        scores = request.sampling.prompt_logprobs
+        if self._invariant and scores is not None:
+            return Problem(
+                key="prompt_logprobs",
+                value=scores,
+                message="batch_invariant is set, and scores of prompts are computed by torch, "
+                "which rounds by what is computed together.",
+                way_out="Leave one of the two out.",
+            )
+        return super().check_request(request)
 
     def _multiplies_bfloat16(self) -> bool:
         flags = (read(self.root / "proc/cpuinfo") or "").split()
@@ -132,7 +153,7 @@ def _packing_problems(
     quantization: str | None, settings: CpuSettings, available: library.Availability
 ) -> list[Problem]:
     """Return why weights cannot be packed as ``quantization`` says: the library packs them."""
-    reason = "native programs are off" if settings.native == "off" else available.reason
+    reason = _without_programs(settings, available)
     if quantization is None or not reason:
         return []
     return [
@@ -140,6 +161,33 @@ def _packing_problems(
             key="quantization",
             value=quantization,
             message=f"{reason}.",
-            way_out="Leave it out, or see that plugins.cpu.native = 'on' can be had.",
+            way_out=PROGRAMS,
         )
     ]
+
+
+def _invariance_problems(
+    config: Config, settings: CpuSettings, available: library.Availability
+) -> list[Problem]:
+    """Return why a request's numbers cannot be the same bits in any batch, where that is asked for:
+    native programs compute so, and sums over shards in the order of the shards.
+    """
+    if not config.model.batch_invariant:
+        return []
+    parallel, found = config.parallel, []
+    if reason := _without_programs(settings, available):
+        found.append((f"{reason}, and torch rounds by what is computed together.", PROGRAMS))
+    elsewhere = settings.collectives == "gloo" or parallel.nnodes > 1 or sys.platform != "linux"
+    if parallel.tensor_parallel_size > 2 and elsewhere:
+        found.append(
+            ("gloo sums more than two shards in no order of its own.", "Take two shards at most.")
+        )
+    return [
+        Problem(key="batch_invariant", value=True, message=message, way_out=way_out)
+        for message, way_out in found
+    ]
+
+
+def _without_programs(settings: CpuSettings, available: library.Availability) -> str:
+    """Return why there are no native programs, an empty text where there can be."""
+    return "native programs are off" if settings.native == "off" else available.reason

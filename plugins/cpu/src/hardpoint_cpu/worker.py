@@ -63,6 +63,14 @@ class CpuWorker(TorchWorker):
     def _options(self) -> CpuSettings:
         return cast("CpuPlatform", self.platform).options
 
+    def supported_tasks(self) -> tuple[str, ...]:
+        """Return what models do here: no vectors, which come through torch, in a run that is batch
+        invariant.
+        """
+        if self.config.model.batch_invariant:
+            return ("generate",)
+        return super().supported_tasks()
+
     def determine_available_memory(self) -> int:
         """Return what is left of the budget after a profiling run, less what a native program will
         take and a reserve.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import frozen
+from hardpoint.errors import UnsupportedError
 
 from hardpoint_runtime.graphs.captured import CaptureReport
 from hardpoint_runtime.graphs.dispatcher import Dispatch, Dispatcher
@@ -121,6 +122,10 @@ class ProgramGraphs:
         if inputs.dispatch is None or inputs.dispatch.mode is GraphMode.NONE:
             return None
         if reason := self._reason_against(inputs):
+            if self._runner.config.model.batch_invariant:
+                raise UnsupportedError(
+                    "batch_invariant", "a step beside the program", reason=reason
+                )
             self.tell(f"some steps, where {reason}")
             return None
         program = self._current()
