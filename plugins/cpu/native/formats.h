@@ -19,13 +19,21 @@ enum Type : int32_t {
     INT8 = 5,  // int8 with a bfloat16 scale for 64 columns; also the type of 8-bit caches
     W8A8 = 6,  // the same, multiplied with int8 activations
     W4A8 = 7,  // as Q4_1, from any weights
-    Q8_0 = 8,  // these are GGUF's, multiplied with int8 activations
+    Q8_0 = 8,  // these are GGUF's
     Q4_0 = 9,
     Q4_1 = 10,
     Q4_K = 11,
     Q6_K = 12,
-    TYPES = 13,
+    Q8_0_A8 = 13,  // the same bytes, multiplied with int8 activations
+    Q4_0_A8 = 14,
+    Q4_1_A8 = 15,
+    Q4_K_A8 = 16,
+    Q6_K_A8 = 17,
+    TYPES = 18,
 };
+
+// The type that has the same bytes and is packed to.
+inline int32_t held_as(int32_t type) { return type >= Q8_0_A8 ? type - Q8_0_A8 + Q8_0 : type; }
 
 constexpr int32_t LAYOUT = 1;   // changed with any change of the bytes
 constexpr int64_t PANEL = 16;   // rows
@@ -51,7 +59,7 @@ constexpr int64_t Q4_K_GROUP = 2 * PANEL + NIBBLES;                  // scales, 
 constexpr int64_t Q6_K_GROUP = 2 * PANEL + NIBBLES + NIBBLES / 2;    // two scales, numbers
 
 inline Block block_of(int32_t type) {
-    switch (type) {
+    switch (held_as(type)) {
     case F32_PANELS: return {1, PANEL * 4};
     case BF16_PANELS: return {2, PANEL * 4};
     case INT8:
@@ -75,11 +83,11 @@ inline int64_t panel_bytes(int32_t type, int64_t cols) {
 
 // Columns that share a scale of int8 activations; 0: the type is multiplied with float32.
 inline int64_t activation_group(int32_t type) {
-    return type == W8A8 ? 64 : type >= W4A8 && type < TYPES ? 32 : 0;
+    return type == W8A8 ? 64 : type == W4A8 || type >= Q8_0_A8 ? 32 : 0;
 }
 
 // Columns whose sum is kept beside them.
-inline int64_t sum_group(int32_t type) { return type == Q6_K ? 16 : activation_group(type); }
+inline int64_t sum_group(int32_t type) { return type == Q6_K_A8 ? 16 : activation_group(type); }
 
 // Bytes of a row of int8 activations.
 inline int64_t activation_bytes(int32_t type, int64_t cols) {

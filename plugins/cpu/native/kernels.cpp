@@ -35,16 +35,21 @@ void product(const Rows& x, const Matrix& w, int64_t first, int64_t last, float*
                                             out_stride, scratch.aside);
     };
     switch (w.type) {
-    case F32_PANELS: return floats(FloatPanels((const uint8_t*)w.data));
-    case BF16_PANELS: return floats(BfloatPanels((const uint8_t*)w.data));
-    case INT8: return floats(BytePanels((const uint8_t*)w.data));
+    case F32_PANELS: return floats(FloatPanels{});
+    case BF16_PANELS: return floats(BfloatPanels{});
+    case INT8: return floats(BytePanels<64, true>{});
+    case Q8_0: return floats(BytePanels<32, false>{});
+    case Q4_0: return floats(NibblePanels<false>{});
+    case Q4_1: return floats(NibblePanels<true>{});
+    case Q4_K: return floats(FourBitPanels{});
+    case Q6_K: return floats(SixBitPanels{});
     case W8A8: return integers(ByteBlocks<64, true>{});
-    case Q8_0: return integers(ByteBlocks<32, false>{});
-    case Q4_0: return integers(NibbleBlocks<false>{});
+    case Q8_0_A8: return integers(ByteBlocks<32, false>{});
+    case Q4_0_A8: return integers(NibbleBlocks<false>{});
     case W4A8:
-    case Q4_1: return integers(NibbleBlocks<true>{});
-    case Q4_K: return integers(FourBitBlocks{});
-    case Q6_K: return integers(SixBitBlocks{});
+    case Q4_1_A8: return integers(NibbleBlocks<true>{});
+    case Q4_K_A8: return integers(FourBitBlocks{});
+    case Q6_K_A8: return integers(SixBitBlocks{});
     default:
         multiply_any(rows, stride, x.count, w, first, last, scratch.widened,
                      [&](int64_t m, int64_t n, float value) { out[m * out_stride + n - first] = value; });

@@ -138,6 +138,7 @@ inline void unpack_block(int32_t type, const uint8_t* block, int64_t j, float* o
 
 inline void unpack_row(int32_t type, const void* data, int64_t cols, int64_t row, float* out) {
     using namespace hardpoint;
+    type = held_as(type);
     if (type == F32) {
         memcpy(out, (const float*)data + row * cols, size_t(cols) * 4);
     } else if (type == BF16 || type == F16) {

@@ -15,7 +15,10 @@ from hardpoint_cpu.native.library import FILE, FOLDER, LEVELS, TYPES, Matrix
 from hardpoint_cpu.native.packing import unpack
 
 QUERY_TILE = 16
-GROUPS = {"w8a8": 64} | dict.fromkeys(("w4a8", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k"), 32)
+OWN = ("q8_0", "q4_0", "q4_1", "q4_k", "q6_k")
+"""GGUF's types."""
+ROUNDING = tuple(f"{kind}_a8" for kind in OWN)
+GROUPS = {"w8a8": 64} | dict.fromkeys(("w4a8", *ROUNDING), 32)
 """The columns that share a scale of int8 activations, of the types that are multiplied so."""
 LIBRARY = Path(os.environ.get("HARDPOINT_NATIVE_TESTED", FOLDER / FILE))
 """The library under test: the installed one, unless a test has built another."""

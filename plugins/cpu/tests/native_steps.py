@@ -43,6 +43,11 @@ PACKED = (
     "q4_1",
     "q4_k",
     "q6_k",
+    "q8_0_a8",
+    "q4_0_a8",
+    "q4_1_a8",
+    "q4_k_a8",
+    "q6_k_a8",
 )
 BYTES = {
     "q8_0": (32, 34),
@@ -81,7 +86,7 @@ class Model:
         return native.Matrix(array.ctypes.data, rows, cols, 0)
 
     def matrix(self, rows: int, cols: int) -> native.Matrix:
-        kind = self.kind
+        kind = self.kind.removesuffix("_a8")
         if kind == "f32" or (kind in BYTES and cols % BYTES[kind][0]):
             return self.plain(rows, cols)
         if kind in BYTES:
@@ -100,7 +105,7 @@ class Model:
         else:
             data = packing.pack(self.array(rows, cols), "f32", kind, cols=cols)
         self.held.append(data)
-        return native.Matrix(data.ctypes.data, rows, cols, TYPES[kind])
+        return native.Matrix(data.ctypes.data, rows, cols, TYPES[self.kind])
 
     def _ops(self, bytes_of_a_head: int) -> list[native.Op]:
         cos, sin = (self.array(POSITIONS, HEAD // 2, scale=1).ctypes.data for _ in range(2))

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(not available.levels, reason=available.reason)
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 SCORED = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=500)
 PROMPTS = (
+    "What is the capital of France?",
     "The capital of France is",
     "Once upon a time, in a small village by the sea,",
     "Water boils at",
@@ -44,6 +45,14 @@ def test_ids_are_those_of_torch():
     keys = {"prefill_chunk_size": 5, "max_num_batched_tokens": 16, "num_kv_blocks": 9}
     with start("on", enable_prefix_caching=False, **keys) as llm:
         assert ids(llm.generate(PROMPTS * 2, GREEDY)) == expected * 2
+    with LLM(
+        platform="cpu",
+        executor="uni",
+        plugins={"cpu": {"native": "on"}},
+        max_model_len=128,
+        max_num_seqs=8,
+    ) as llm:  # the weights stay packed
+        assert ids(llm.generate(PROMPTS, GREEDY)) == expected
 
 
 @pytest.mark.slow

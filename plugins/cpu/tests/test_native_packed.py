@@ -22,7 +22,7 @@ Kernels, Packed, GROUPS = calls.Kernels, calls.Packed, calls.GROUPS
 
 LEVELS = calls.available_levels()
 MADE = ("f32_panels", "bf16_panels", "int8", "w8a8", "w4a8")
-OWN = ("q8_0", "q4_0", "q4_1", "q4_k", "q6_k")
+OWN = (*calls.OWN, *calls.ROUNDING)
 ROWS = (1, 2, 3, 5, 7, 16, 23, 96)
 
 
@@ -54,8 +54,9 @@ def raw_blocks(draw, kind: str, rows: int, cols: int) -> np.ndarray:
 
 def packed(draw, kind: str, rows: int, cols: int) -> Packed:
     if kind in OWN:
+        own = kind.removesuffix("_a8")
         return Packed(
-            pack(raw_blocks(draw, kind, rows, cols), kind, kind, cols=cols), kind, rows, cols
+            pack(raw_blocks(draw, own, rows, cols), own, own, cols=cols), kind, rows, cols
         )
     weights = draw.standard_normal((rows, cols)).astype(np.float32)
     return Packed(pack(weights, "f32", kind, cols=cols), kind, rows, cols)
@@ -63,7 +64,7 @@ def packed(draw, kind: str, rows: int, cols: int) -> Packed:
 
 def sizes(draw, kind: str) -> tuple[int, int]:
     rows = int(draw.choice([1, 2, 15, 16, 17, 31, 32, 33, 64, 77]))
-    unit = {"q4_k": 256, "q6_k": 256}.get(kind, 32 if kind in OWN else 1)
+    unit = 256 if "_k" in kind else 32 if kind in OWN else 1
     cols = (
         unit * int(draw.choice([1, 2, 3]))
         if unit > 1
@@ -78,7 +79,7 @@ def rounded(kernels: Kernels, x: np.ndarray, kind: str) -> np.ndarray:
         return x.astype(np.float64)
     group, cols = GROUPS[kind], x.shape[1]
     groups = -(-cols // group)
-    sums = groups * (2 if kind == "q6_k" else 1)
+    sums = groups * (2 if kind == "q6_k_a8" else 1)
     out = []
     for row in kernels.activations(x, kind):
         scales = row[: groups * 4].view(np.float32).astype(np.float64)
@@ -198,9 +199,9 @@ def test_the_greatest_products_do_not_overflow(kernels):
             view[..., :192], view[..., 192:208] = byte, 127
         else:
             view[..., 4 if kind == "q4_1" else 2 :] = byte
-        weight = Packed(pack(raw, kind, kind, cols=256), kind, 16, 256)
+        weight = Packed(pack(raw, kind, kind, cols=256), f"{kind}_a8", 16, 256)
         for sign in (1, -1):
-            numbers = rounded(kernels, x * sign, kind)
+            numbers = rounded(kernels, x * sign, weight.kind)
             near(kernels.linear(x * sign, weight), numbers, weight.numbers)
 
 

@@ -27,6 +27,12 @@ class CpuSettings:
         "instructions that a native program uses",
         choices=("auto", "portable", "avx2", "avx512"),
     )
+    activations: str = key(
+        "float",
+        "what blocks of a GGUF file are multiplied with where they stay packed; int8 is faster "
+        "and less exact",
+        choices=("float", "int8"),
+    )
     packed_cache: str = key(
         "auto",
         "folder where quantised weights are kept for the next start; auto: the user's, or none",

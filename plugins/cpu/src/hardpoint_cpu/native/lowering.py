@@ -7,14 +7,14 @@ wanted; a pipeline stage begins and ends with the stream.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from hardpoint_runtime.models.experts import Experts
 from hardpoint_runtime.quantization import form_of
 
 from hardpoint_cpu.native import lowered as kinds
-from hardpoint_cpu.native.library import TYPES, Matrix, Op
+from hardpoint_cpu.native.library import Matrix, Op, type_of
 from hardpoint_cpu.native.lowered import KINDS, LOGITS, Clear, Lowered, Outside, Pause, Sum
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hardpoint_runtime.models.decoder import DecoderForCausalLM
 
     from hardpoint_cpu.model_runner import CpuModelRunner
+    from hardpoint_cpu.platform import CpuPlatform
 
 (
     STREAM, NORMED, QKV, ATTENDED, INNER, PICKED, PICKED_ATTENDED,
@@ -88,6 +89,7 @@ class _Lowering:
         self.config = self.model.config
         self.caches = runner.kv_cache.layers if runner.kv_cache else {}
         self.positions = runner.max_model_len
+        self.activations = cast("CpuPlatform", runner.platform).options.activations
         self.ops: list[Op] = []
         self.ends: list[int] = []
         self.pauses: dict[int, tuple[Pause, ...]] = {}
@@ -243,7 +245,12 @@ class _Lowering:
         if form is None:
             return [(0, Matrix(place, *tensor.shape, KINDS[tensor.dtype]))]
         return [
-            (part.first, Matrix(place + part.offset, part.rows, form.cols, TYPES[part.kind]))
+            (
+                part.first,
+                Matrix(
+                    place + part.offset, part.rows, form.cols, type_of(part.kind, self.activations)
+                ),
+            )
             for part in form.parts
         ]
 
