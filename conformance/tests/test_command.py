@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -83,3 +86,52 @@ def test_a_page_shows_what_failed_and_runs_no_text(failed):
     assert "<script" not in text
     assert "KV &lt;connectors&gt;: untested" in text
     assert "overridden: A.b" in text
+
+
+PLUGIN = """
+import sys
+{first}
+from hardpoint.hookspecs import hookimpl
+from hardpoint.records import ExecutorRecord
+
+@hookimpl
+def hardpoint_executor():
+    executor = "hardpoint_uniproc.executor:UniProcExecutor"
+    return ExecutorRecord(name="odd", api=(2, 0), executor=executor, summary="odd")
+"""
+PROBE = "import pytest\nfrom hardpoint_conformance import Probe\n{first}\nclass Odd(Probe): ...\n"
+IN_THE_TESTS = "if any('test_certification' in name for name in sys.modules): "
+
+
+@pytest.mark.parametrize(
+    ("plugin", "probe", "message"),
+    [
+        ("raise RuntimeError('no')", "", "cannot be used: RuntimeError: no"),
+        ("sys.exit(0)", "", "cannot be used: SystemExit: 0"),
+        ("import os; os._exit(0)", "", "it ended before it had answered"),
+        (IN_THE_TESTS + "raise RuntimeError('no')", "", "cannot be used: RuntimeError: no"),
+        (IN_THE_TESTS + "import os; os._exit(0)", "", "did not run"),
+        ("", "raise RuntimeError('no')", "odd_probe:Odd in hardpoint.conformance cannot be loaded"),
+        ("", "pytest.exit('enough', 0)", "cannot be loaded: Exit: enough"),
+    ],
+    ids=["raises", "exits", "ends", "raises later", "ends later", "probe raises", "probe exits"],
+)
+def test_what_cannot_be_certified_does_not_end_with_zero(tmp_path, plugin, probe, message):
+    """One sentence or pytest's own words, whenever it happens; never a certificate."""
+    (tmp_path / "odd_plugin.py").write_text(PLUGIN.format(first=plugin))
+    (tmp_path / "odd_probe.py").write_text(PROBE.format(first=probe))
+    info = tmp_path / "hardpoint_odd-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hardpoint-odd\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[hardpoint.executors]\nodd = odd_plugin\n[hardpoint.conformance]\nodd = odd_probe:Odd\n"
+    )
+    command = [sys.executable, "-c", "from hardpoint.cli import main; main()", "conformance", "odd"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode in (1, 2), done.stdout
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout

@@ -33,7 +33,8 @@ PYTEST = (
 
 
 class CertificationError(HardpointError):
-    """The tests could not be run at all: the message has what pytest said.
+    """The tests could not be run at all, or not be told of: the message has what pytest said, or
+    what could not be loaded.
 
     What to do: run the suites from a test module of your own, and read what pytest shows.
     """
@@ -56,9 +57,12 @@ def certified(
         (folder / "pytest.ini").write_text("[pytest]\n")
         path = folder / "certificate.json"
         said = _run(folder, path, watch)
-        if not path.exists():
-            raise CertificationError(f"the tests of {plugin.label} did not run:\n{said[-3000:]}")
-        document: dict[str, Any] = json.loads(path.read_text())["certificates"][0]
+        found = json.loads(path.read_text())["certificates"] if path.exists() else ()
+    if not found:
+        raise CertificationError(f"the tests of {plugin.label} did not run:\n{said[-3000:]}")
+    document: dict[str, Any] = found[0]
+    if "results" not in document:  # of what cannot be loaded there is no more than that
+        raise CertificationError("; ".join(document["reasons"]))
     return document
 
 
@@ -77,7 +81,8 @@ def _run(folder: Path, certificate: Path, watch: Callable[[str], None] | None) -
         sys.executable, "-m", "pytest", *PYTEST, "-v", f"--rootdir={folder}",
         f"--confcutdir={folder}", f"--hardpoint-certificate={certificate}", str(folder),
     ]  # fmt: skip
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "",
+                   "PYTEST_PLUGINS": ""}  # fmt: skip
     said = []
     with subprocess.Popen(  # noqa: S603 - this interpreter, the kit's own module
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",

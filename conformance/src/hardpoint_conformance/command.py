@@ -64,9 +64,15 @@ def conformance(
 
 
 def _plugin(name: str, kind: str | None) -> Plugin:
-    """Return the plugin; raise UsageError with close matches where there is none, or two."""
+    """Return the plugin, not loaded; raise UsageError where there is none, with close matches, or
+    two, and CertificationError where it cannot be loaded.
+    """
     from hardpoint.registry import Registry
     from hardpoint.suggestions import did_you_mean
+
+    from hardpoint_conformance.certification import CertificationError
+    from hardpoint_conformance.contract import ContractError
+    from hardpoint_conformance.fresh_process import ask
 
     registry = Registry.discover()
     kinds = [kind] if kind else ["platform", "executor"]
@@ -78,7 +84,13 @@ def _plugin(name: str, kind: str | None) -> Plugin:
         told = (f"no {' or '.join(kinds)} {name!r} is installed.", did_you_mean(name, known),
                 f"Installed: {', '.join(known) or 'none'}.")  # fmt: skip
         raise click.UsageError(" ".join(filter(None, told)))
-    return registry.load(found[0], name)
+    try:  # not here: what ends the process that imports it must not end this one
+        failure = ask("imported", found[0], name)["error"]
+    except ContractError as error:
+        failure = f"{found[0]} {name!r} cannot be loaded:{error}"
+    if failure:
+        raise CertificationError(failure)
+    return next(each for each in registry.plugins if (each.kind, each.name) == (found[0], name))
 
 
 def _key_value(text: str) -> tuple[str, object]:

@@ -22,7 +22,14 @@ from hardpoint_conformance.contract import ContractError
 SECONDS = 120
 _ENVIRONMENT = dict(os.environ)
 """The variables before any plugin was imported here, which might have set some."""
-QUESTIONS = ("imported_by", "validated", "probe_seconds", "resolved_classes", "preloaded")
+QUESTIONS = (
+    "imported",
+    "imported_by",
+    "validated",
+    "probe_seconds",
+    "resolved_classes",
+    "preloaded",
+)
 
 
 def ask(question: str, *arguments: object) -> dict[str, Any]:
@@ -39,8 +46,26 @@ def ask(question: str, *arguments: object) -> dict[str, Any]:
         raise ContractError(
             f"\n  in a fresh process:  {lines[-1]}\n\n" + "\n".join(f"    {line}" for line in lines)
         )
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    last = "".join(done.stdout.splitlines()[-1:])
+    try:
+        answer: dict[str, Any] = json.loads(last)
+    except ValueError:
+        raise ContractError(
+            f"\n  in a fresh process:  it ended before it had answered; its last line was {last!r}"
+        ) from None
     return answer
+
+
+def imported(kind: str, name: str) -> dict[str, Any]:
+    """Load a plugin; say why it cannot be."""
+    from hardpoint.errors import HardpointError
+    from hardpoint.registry import Registry
+
+    try:
+        Registry.discover().load(kind, name)
+    except HardpointError as error:
+        return {"error": str(error)}
+    return {"error": None}
 
 
 def imported_by(module: str) -> dict[str, Any]:
