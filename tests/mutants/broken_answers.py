@@ -22,7 +22,8 @@ class LogprobsOffByOne(Runner):
 class RanksFromZero(Runner):
     def change(self, output, step):
         def lower(row):
-            return evolve(row, ranks=tuple(rank - 1 for rank in row.ranks))
+            ranks = tuple(tuple(rank - 1 for rank in each) for each in row.ranks)
+            return evolve(row, ranks=ranks)
 
         return evolve(output, logprobs={k: lower(v) for k, v in output.logprobs.items()})
 

@@ -166,7 +166,7 @@ class TypeThatFails(limited(dtypes=("float32", "float16"))):
 class LimitsNeedValues(DummyPlatform):
     def limits(self, config):
         if config.description is None and config.model.model is None and config.platform is None:
-            raise AttributeError("'NoneType' object has no attribute 'stored_dtype'")
+            raise ValueError("there is no model to look at")
         return super().limits(config)
 
 

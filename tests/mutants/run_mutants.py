@@ -11,14 +11,20 @@ import argparse
 import contextlib
 import io
 import json
+import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from attrs import field, frozen
 
+CRASH = re.compile(
+    r"(RemoteError: worker rank \d+ raised )?"
+    r"(AttributeError|ImportError|ModuleNotFoundError|NameError|TypeError|UnboundLocalError)\b"
+)
+"""How a failure begins that comes of a mistake in a mutant and not of what is wrong with it."""
 LEAK_SECONDS = 3.0
 """For how long a leak is looked at until it is one: mutants have them for good."""
 
@@ -33,12 +39,12 @@ from site_of_mutants import write_site  # noqa: E402
 
 @frozen(kw_only=True)
 class Finding:
-    """What the kit said of one mutant: ``failed`` are the tests that failed, ``passed`` how many
-    did not.
+    """What the kit said of one mutant: ``failed`` are the tests that failed, with what was said,
+    ``passed`` how many did not.
     """
 
     mutation: Mutation
-    failed: tuple[str, ...] = field(factory=tuple)
+    failed: Mapping[str, str] = field(factory=dict)
     passed: int = 0
 
     @property
@@ -50,12 +56,21 @@ class Finding:
         )  # fmt: skip
 
     @property
+    def crashed(self) -> str:
+        """What says that the mutant could not do its work at all: it is wrong in another way than
+        it means to be.
+        """
+        return next((said for said in self.failed.values() if CRASH.match(said)), "")
+
+    @property
     def verdict(self) -> str:
-        """``caught``, ``caught by another``, ``survived``; of a twin ``passes`` or ``fails``."""
+        """``caught``, ``crashed``, ``caught by another``, ``survived``; of a twin ``passes`` or
+        ``fails``.
+        """
         if self.mutation.is_twin:
             return "fails" if self.failed or not self.passed else "passes"
         if not self.missing:
-            return "caught"
+            return "crashed" if self.crashed else "caught"
         return "caught by another" if self.failed else "survived"
 
 
@@ -70,7 +85,7 @@ class Collector:
     """A pytest plugin that takes what the kit noted."""
 
     def __init__(self) -> None:
-        self.failed: dict[str, list[str]] = {}
+        self.failed: dict[str, dict[str, str]] = {}
         self.passed: dict[str, int] = {}
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -78,7 +93,7 @@ class Collector:
 
         for (_, name), run in run_of(session.config).plugins.items():
             outcomes = {result.test: result.outcome for result in run.results}
-            bad = [test for test, outcome in outcomes.items() if not outcome.good]
+            bad = {each.test: each.message for each in run.results if not each.outcome.good}
             self.failed[name] = bad
             self.passed[name] = len(outcomes) - len(bad)
 
@@ -127,7 +142,7 @@ def _run(folder: Path, nodes: list[str], mutations: Sequence[Mutation]) -> dict[
     return {
         each.name: Finding(
             mutation=each,
-            failed=tuple(collector.failed[each.name]),
+            failed=collector.failed[each.name],
             passed=collector.passed[each.name],
         )
         for each in mutations if each.name in collector.failed
@@ -146,6 +161,8 @@ def table(findings: Sequence[Finding]) -> str:
         verdict = finding.verdict
         if verdict == "caught by another":
             verdict += ": " + ", ".join(finding.failed)
+        elif verdict == "crashed":
+            verdict += ": " + " ".join(finding.crashed.split())
         rows.append(f"| {mutation.name} | {mutation.wrong} | {meant} | {verdict} |")
     return "\n".join(rows)
 
@@ -155,8 +172,8 @@ def as_documents(findings: Sequence[Finding]) -> list[dict[str, object]]:
     return [
         {
             "name": finding.mutation.name, "suite": finding.mutation.suite,
-            "verdict": finding.verdict, "missing": finding.missing, "failed": finding.failed,
-            "passed": finding.passed,
+            "verdict": finding.verdict, "missing": finding.missing, "failed": list(finding.failed),
+            "crashed": finding.crashed, "passed": finding.passed,
         }
         for finding in findings
     ]  # fmt: skip

@@ -58,7 +58,7 @@ def test_no_mutant_survives(everything):
     twins = {name for name in everything if name.startswith("twin")}
     assert len(everything) - len(twins) >= 60
     wrong = {
-        name: (found["verdict"], found["missing"], found["failed"])
+        name: (found["verdict"], found["missing"], found["failed"], found["crashed"])
         for name, found in everything.items()
         if found["verdict"] != ("passes" if name in twins else "caught")
     }
@@ -74,16 +74,20 @@ def test_there_are_sixty_and_the_tests_that_they_name_are_the_kits(listed):
             assert test.partition("[")[0] in each["tests"], f"{each['name']}: there is no {test}"
 
 
-def test_it_is_said_when_another_test_fails_than_the_one_that_is_meant(listed):
+def test_it_is_said_when_a_mutant_is_not_caught_as_it_is_meant(listed):
+    """By another test, or by a mistake of its own."""
     code = (
         "from run_mutants import Finding, table\n"
         "from mutation import Mutation\n"
         "def finding(*failed, meant=('test_a',)):\n"
         "    mutation = Mutation(name='m', wrong='it', caught_by=meant, suite='S', of='')\n"
-        "    return Finding(mutation=mutation, failed=failed, passed=1)\n"
+        "    return Finding(mutation=mutation, failed=dict.fromkeys(failed, said), passed=1)\n"
+        "said = 'ContractError: TypeError'\n"
         "for each in (finding('test_a'), finding('test_a[1]'), finding('test_b'), finding(),\n"
         "             finding(meant=()), finding('test_b', meant=())):\n"
         "    print(each.verdict)\n"
+        "for said in ('TypeError: x', 'RemoteError: worker rank 0 raised NameError in y'):\n"
+        "    print(finding('test_a').verdict)\n"
         "print(table([finding('test_b')]).splitlines()[-1])\n"
     )
     done = subprocess.run(
@@ -92,5 +96,6 @@ def test_it_is_said_when_another_test_fails_than_the_one_that_is_meant(listed):
     )  # fmt: skip
     assert done.stdout.splitlines() == [
         "caught", "caught", "caught by another", "survived", "passes", "fails",
+        "crashed", "crashed",
         "| m | it | `test_a` | caught by another: test_b |",
     ], done.stderr  # fmt: skip

@@ -167,7 +167,7 @@ class Steps:
             num_tokens=dict(counts),
             total_tokens=sum(counts.values()),
             finished=frozenset(self._finished),
-            preempted=frozenset(self._parked & set(self.requests)),
+            preempted=frozenset(self._parked - self._finished),
             **fields,
         )
         self._finished, self._parked = set(), set()
