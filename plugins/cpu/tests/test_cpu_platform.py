@@ -11,6 +11,7 @@ from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.config.schema import Config
 from hardpoint.platform import RequestView
 from hardpoint.sampling_params import SamplingParams
+from hardpoint_cpu.native import library
 from hardpoint_cpu.platform import CpuPlatform
 from hardpoint_cpu.settings import CpuSettings
 
@@ -86,8 +87,21 @@ def test_describing_imports_no_torch_and_no_array_library():
 )
 def test_the_default_type_is_the_stored_one_where_it_is_native(kernel, stored, flags, dtype):
     root = kernel({"proc/cpuinfo": f"processor : 0\nflags : {flags}\n"})
-    limits = Elsewhere(root).limits(config_with(stored))
+    through_torch = CpuSettings(native="off")
+    limits = Elsewhere(root, through_torch).limits(config_with(stored))
     assert (limits.default_dtype, limits.dtypes) == (dtype, ("float32", "bfloat16"))
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [("bfloat16", "bfloat16"), ("float16", "float32"), ("packed", "float32")]
+)
+def test_a_program_computes_with_bfloat16_on_any_processor(kernel, monkeypatch, stored, dtype):
+    root = kernel({"proc/cpuinfo": "processor : 0\nflags : avx2\n"})
+    auto = Elsewhere(root, CpuSettings(native="auto"))
+    monkeypatch.setattr(library, "availability", lambda: library.Availability(("portable",), ""))
+    assert auto.limits(config_with(stored)).default_dtype == dtype
+    monkeypatch.setattr(library, "availability", lambda: library.Availability((), "no compiler"))
+    assert auto.limits(config_with(stored)).default_dtype == "float32"
 
 
 def test_more_threads_than_cores_is_found_before_anything_starts():
