@@ -50,13 +50,14 @@ def compared(before: Lines, now: Lines, number: str) -> Comparison:
 
 def _against(name: str, line: str, before: Lines, number: str) -> str | None:
     """Return why something new breaks plugins, or None."""
+    built = name.removesuffix("()")
+    if name != built and built in before and any(" = " not in each for each in _named(line)):
+        return "who builds it, or derives from it, calls it without; give each argument a default"
     owner = name.rpartition(".")[0]
     if owner in before and line.startswith("abstract"):
         return "who derives from the class has none; give it a default"
     if owner in before and line.startswith("field") and " = " not in line:
         return "who builds the record does not name it; give it a default"
-    if owner in before and line.startswith("constructor"):
-        return "who derives from the class calls another"
     _, _, since = line.partition(", since ")
     if since and tuple(map(int, since.split("."))) <= tuple(map(int, number.split("."))):
         return f"plugins of {number} do not declare it; give it a higher number in SINCE"
@@ -74,6 +75,11 @@ def _only_adds(name: str, line: str, now: str) -> bool:
     more = [*new[0][len(old[0]) :], *(each for each in new[1] if each not in old[1])]
     kept = new[0][: len(old[0])] == old[0] and all(each in new[1] for each in old[1])
     return kept and (kind == "hook" or all(" = " in each for each in more))
+
+
+def _named(line: str) -> list[str]:
+    """Return the arguments of a callable's line but ``*`` and those that gather the rest."""
+    return [each for each in _parts(line)[1] or () if not each.startswith("*")]
 
 
 def _parts(line: str) -> tuple[str, list[str] | None, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from types import ModuleType
 from typing import Any
@@ -26,6 +28,8 @@ MODULES = (
 CLASSES = ("hardpoint.registry:Registry", "hardpoint.rpc.host:WorkerHost",
            "hardpoint.rpc.calls:Call")  # fmt: skip
 """And what an executor's author is handed, of modules that are core's own otherwise."""
+METHODS = ("hardpoint.rpc.calls:CallTable.begin", "hardpoint.rpc.calls:CallTable.deliver")
+"""Of which a class has more that is core's own."""
 
 Lines = dict[str, str]
 
@@ -38,6 +42,11 @@ def described() -> Lines:
     for reference in CLASSES:
         name, _, kind = reference.partition(":")
         lines |= _class(f"{name}.{kind}", getattr(importlib.import_module(name), kind))
+    for reference in METHODS:
+        name, _, path = reference.partition(":")
+        kind, _, method = path.partition(".")
+        function = getattr(getattr(importlib.import_module(name), kind), method)
+        lines[f"{name}.{path}"] = f"method {_signature(function)}"
     return dict(sorted(lines.items()))
 
 
@@ -47,7 +56,8 @@ def number() -> str:
 
 
 def _module(module: ModuleType) -> Lines:
-    lines: Lines = {}
+    tree = ast.parse(inspect.getsource(module))
+    lines: Lines = {f"{module.__name__}.{name}": "value" for name in _assigned(tree.body)}
     for name, value in vars(module).items():
         path = f"{module.__name__}.{name}"
         if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
@@ -74,6 +84,7 @@ def _class(path: str, kind: type) -> Lines:
         }  # fmt: skip
     elif "__init__" in vars(kind):
         lines[f"{path}()"] = f"constructor {_signature(vars(kind)['__init__'])}"
+        lines |= {f"{path}.{name}": "attribute of an instance" for name in _set_by(kind)}
     return lines | dict(_members(path, kind, taken={line.rpartition(".")[2] for line in lines}))
 
 
@@ -94,6 +105,24 @@ def _members(path: str, kind: type, taken: set[str]) -> Iterator[tuple[str, str]
             default = vars(kind).get(name, NOTHING)
             shown = "" if default is NOTHING else f" = {_shown(default)}"
             yield f"{path}.{name}", f"attribute {_type(hint)}{shown}"
+
+
+def _set_by(kind: type) -> Iterator[str]:
+    """Give the public names that the constructor of a class sets on the object."""
+    source = textwrap.dedent(inspect.getsource(vars(kind)["__init__"]))
+    return _assigned(ast.walk(ast.parse(source)), "self.")
+
+
+def _assigned(nodes: Iterable[ast.AST], before: str = "") -> Iterator[str]:
+    """Give the public names that statements assign to, of what is written ``before`` them."""
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                for each in target.elts if isinstance(target, ast.Tuple) else [target]:
+                    text = ast.unparse(each)
+                    name = text.removeprefix(before)
+                    if text.startswith(before) and name.isidentifier() and name[0] != "_":
+                        yield name
 
 
 def _signature(function: Any) -> str:

@@ -41,6 +41,11 @@ def test_all_that_was_added_is_recorded():
         "hardpoint.capabilities.Capability.LORA",
         "hardpoint.sampling_params.SamplingParams.top_k",
         "hardpoint.rpc.host.WorkerHost()",
+        "hardpoint.rpc.calls.CallTable.deliver",
+        "hardpoint.executor.Executor.calls",
+        "hardpoint.hookspecs.hookimpl",
+        "hardpoint.capabilities.NOT_YET",
+        "hardpoint.worker.Worker.config",
         "hardpoint.errors.WorkerDiedError()",
         "hardpoint.config.schema.CacheConfig.block_size",
     ],
@@ -89,6 +94,7 @@ BREAKS = {
     "an argument stands before another": {
         "m.Executor.call": "method (x: int = 1, name: str = '', *, args: tuple = ()) -> Any"
     },
+    "a constructor that needs something": {"m.Executor()": "constructor (x: int, *, y: int = 1)"},
     "a capability has another name": {"m.Capability.A": "member 'b', since 2.0"},
     "a capability of a number that is out": {"m.Capability.B": "member 'b', since 2.0"},
 }
@@ -102,6 +108,8 @@ ADDITIONS = {
         "m.Executor.call": "method (name: str, x: int = 1, *, args: tuple = (), y: int = 2)"
         " -> Any"
     },
+    "a constructor that needs nothing": {"m.Executor()": "constructor (*x: int, y: int = 1)"},
+    "a constructor of a new class": {"m.S": "class of object", "m.S()": "constructor (x: int)"},
     "a capability of the next number": {"m.Capability.B": "member 'b', since 2.1"},
 }  # fmt: skip
 
