@@ -18,13 +18,18 @@ NONE = Availability(reason="no native library: x")
 COMMAND = "from hardpoint_cpu.native.library import availability as a; print(a(), end='')"
 
 
-def test_the_doctor_says_which_instructions_or_why_none(monkeypatch):
-    assert availability().text in CpuPlatform().probe().reason
-    monkeypatch.setattr(
-        library, "availability", lambda: Availability(reason="no native library: x")
-    )
-    assert CpuPlatform().probe().reason.endswith(NONE.reason)
-    assert CpuPlatform().probe().available
+def test_the_doctor_says_how_steps_run_and_why(monkeypatch):
+    def said(**settings):
+        verdict = CpuPlatform(CpuSettings(**settings)).probe()
+        assert verdict.available
+        return verdict.reason
+
+    monkeypatch.setattr(library, "availability", lambda: Availability(levels=LEVELS[:2]))
+    assert "as native programs of avx2 instructions" in said(native="auto")
+    assert "as native programs of portable" in said(native="on", native_level="portable")
+    assert said(native="off").endswith("through torch: native programs are off")
+    monkeypatch.setattr(library, "availability", lambda: NONE)
+    assert said(native="auto").endswith("through torch: no native library: x")
 
 
 def test_an_installation_without_it_says_why(tmp_path):

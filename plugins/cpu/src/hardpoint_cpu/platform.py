@@ -87,7 +87,7 @@ class CpuPlatform(Platform):
             available=True,
             reason=(
                 f"{len(cores.ids)} cores{limited}, {host.total / 2**30:.1f} GiB of memory as set "
-                f"by {host.source}; {library.availability().text}"
+                f"by {host.source}; {self._how_steps_run()}"
             ),
             devices=(Device(id="0", name="host", memory_bytes=host.total),),
         )
@@ -143,6 +143,14 @@ class CpuPlatform(Platform):
                 way_out="Leave one of the two out.",
             )
         return super().check_request(request)
+
+    def _how_steps_run(self) -> str:
+        """Return what the doctor says of native programs: which are used, or why none."""
+        options, available = self.options, library.availability()
+        if reason := _without_programs(options, available):
+            return f"steps run through torch: {reason}"
+        level = available.best if options.native_level == "auto" else options.native_level
+        return f"steps run as native programs of {level} instructions, where a model can be one"
 
     def _multiplies_bfloat16(self) -> bool:
         flags = (read(self.root / "proc/cpuinfo") or "").split()
