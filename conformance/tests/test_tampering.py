@@ -101,6 +101,16 @@ def test_an_overridden_test_is_told(certificate):
     assert f"overridden: TestPlugin.{QUICK}" in document["reasons"]
 
 
+def test_a_package_that_is_called_like_the_kit_is_not_the_kit(certificate, pytester):
+    own = f"class Mine(PluginSuite.of('dummy')):\n    def {QUICK}(self):\n        pass\n"
+    own = "from hardpoint_conformance import PluginSuite\n" + own + "Mine.__test__ = True\n"
+    pytester.makepyfile(hardpoint_conformance_acme=own)
+    pytester.syspathinsert()
+    module = "from hardpoint_conformance_acme import Mine\nclass TestPlugin(Mine):\n    pass\n"
+    document = certificate(module, "", "-k", QUICK)
+    assert f"overridden: Mine.{QUICK}" in document["reasons"]
+
+
 def test_a_hidden_test_is_told(certificate):
     module = (
         "from hardpoint_conformance import PluginSuite\n"

@@ -24,7 +24,7 @@ class ModelShape:
     num_layers: int = 2
     intermediate_size: int = 48
     vocab_size: int = 160
-    context_length: int = 256
+    context_length: int = 1024
     tied: bool = False
     seed: int = 1
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 BLOCKS = 96
 """KV blocks of a group, those that the platform keeps for itself not counted."""
 MODEL_LENGTH = 96
-"""``max_model_len`` of a group, in tokens."""
+"""``max_model_len`` of a group, in tokens; four blocks where these are large."""
 MOST_SEQS = 9
 """Requests of a full batch, where the limits allow them: one past a power of two, so that batches
 are padded across the edges that buckets usually have.
@@ -265,12 +265,12 @@ class Subject:
     def _usual(self) -> dict[str, object]:
         platform = self.platform()
         limits = platform.limits(self.settled())
-        tokens = max(MOST_TOKENS, limits.chunk_multiple * 2)
+        sizes = limits.block_sizes or (1,)  # none is an error of its own, told by others
+        size = min((n for n in sizes if n >= 4), default=sizes[0])
+        tokens = max(MOST_TOKENS, limits.chunk_multiple * 2, 3 * size)
         keys: dict[str, object] = {
-            "block_size": min(
-                (n for n in limits.block_sizes if n >= 4), default=limits.block_sizes[0]
-            ),
-            "max_model_len": MODEL_LENGTH,
+            "block_size": size,
+            "max_model_len": max(MODEL_LENGTH, 4 * size),
             "max_num_seqs": min(MOST_SEQS, limits.max_num_seqs or MOST_SEQS),
             "max_num_batched_tokens": min(tokens, limits.max_num_batched_tokens or tokens),
             "enable_prefix_caching": False,

@@ -42,7 +42,7 @@ def overridden(suite: type[Suite]) -> tuple[str, ...]:
         found += [f"{kind.__name__}.{name}" for name in sorted(changed)]
     for name in sorted(tests_of(suite)):
         function = inspect.getattr_static(ours, name)
-        if not str(getattr(function, "__module__", "")).startswith(KIT):
+        if not _of_the_kit(function):
             found.append(f"{ours.__name__}.{name} (replaced from outside)")
         if [mark.name for mark in getattr(function, "pytestmark", ()) if mark.name in _ENDING]:
             found.append(f"{ours.__name__}.{name} (marked from outside)")
@@ -75,4 +75,8 @@ _SPECIAL = ("__init__", "__new__", "__getattribute__", "__getattr__", "__init_su
 
 
 def _is_ours(kind: type) -> bool:
-    return kind.__module__.startswith(KIT) and "subject" not in vars(kind)
+    return _of_the_kit(kind) and "subject" not in vars(kind)
+
+
+def _of_the_kit(value: object) -> bool:
+    return str(getattr(value, "__module__", "")).split(".")[0] == KIT
