@@ -24,17 +24,20 @@ inline Ints four(const int8_t* from) {  // the same four bytes in every lane
     return bits - Ints{};
 }
 inline Vec as_floats(Ints x) { return __builtin_convertvector(x, Vec); }
-inline Vec load_bytes(const uint8_t* from) {  // LANES numbers
+inline Ints load_unsigned(const uint8_t* from) {  // LANES numbers; converted in the compilers' own
+#if defined(__AVX512F__)                          // notation they would come one by one
+    return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
     typedef uint8_t Few __attribute__((vector_size(LANES)));
     Few few;
     memcpy(&few, from, sizeof few);
-    return as_floats(__builtin_convertvector(few, Ints));
-}
-inline Ints load_signed(const uint8_t* from) {
-    Bytes few;
-    memcpy(&few, from, sizeof few);
     return __builtin_convertvector(few, Ints);
+#endif
 }
+inline Ints load_signed(const uint8_t* from) { return load_unsigned(from) << 24 >> 24; }
+inline Vec load_bytes(const uint8_t* from) { return as_floats(load_unsigned(from)); }
 inline Vec load_bfloats(const uint8_t* from) {
     Halves halves;
     memcpy(&halves, from, sizeof halves);

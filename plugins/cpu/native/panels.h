@@ -11,15 +11,14 @@ constexpr int TALL_FLOAT = LANES == 16 ? 8 : LANES == 8 ? 6 : 2;
 constexpr int64_t DEPTH = 256;  // columns of a panel that stay in the nearest cache
 
 // Kinds of panels. COLUMNS: of a block of BYTES; GROUP: those that one scale makes numbers of, which
-// `open` reads; RUN: those of a group that are kept alike, of which `load` gives STEP at once.
+// `open` reads; RUN: those of a group that are kept alike, of which `load` gives STEP in each lane.
 
 struct FloatPanels {
     static constexpr int COLUMNS = 1, GROUP = 1, RUN = 1, STEP = 1;
     static constexpr int64_t BYTES = hardpoint::PANEL * 4;
     void open(const uint8_t* block, int) { at = block; }
-    void load(int, int, Vec (&w)[STEP][PARTS]) const {
-        for (int v = 0; v < PARTS; v++) w[0][v] = ::load((const float*)at + v * LANES);
-    }
+    Words load(int, int, int v) const { return (Words)load_ints(at + v * STEP_BYTES); }
+    Vec number(Words x, int, int) const { return (Vec)x; }
     const uint8_t* at;
 };
 
@@ -27,12 +26,9 @@ struct BfloatPanels {
     static constexpr int COLUMNS = 2, GROUP = 2, RUN = 2, STEP = 2;
     static constexpr int64_t BYTES = hardpoint::PANEL * 4;
     void open(const uint8_t* block, int) { at = block; }
-    void load(int, int, Vec (&w)[STEP][PARTS]) const {
-        for (int v = 0; v < PARTS; v++) {
-            const Words both = (Words)load_ints(at + v * STEP_BYTES);
-            w[0][v] = (Vec)(both << 16);
-            w[1][v] = (Vec)(both & 0xffff0000u);
-        }
+    Words load(int, int, int v) const { return (Words)load_ints(at + v * STEP_BYTES); }
+    Vec number(Words both, int s, int) const {
+        return (Vec)(s ? both & 0xffff0000u : both << 16);
     }
     const uint8_t* at;
 };
@@ -46,13 +42,11 @@ struct BytePanels {
         for (int v = 0; v < PARTS; v++)
             scale[v] = BFLOAT ? load_bfloats(block + v * LANES * 2) : load_halves(block + v * LANES * 2);
     }
-    void load(int, int column, Vec (&w)[STEP][PARTS]) const {
-        for (int v = 0; v < PARTS; v++) {
-            const Words bytes = (Words)load_ints(at + column * 16 + v * STEP_BYTES);
-#pragma GCC unroll 4
-            for (int s = 0; s < STEP; s++)
-                w[s][v] = as_floats((Ints)(bytes << (24 - 8 * s)) >> 24) * scale[v];
-        }
+    Words load(int, int column, int v) const {
+        return (Words)load_ints(at + column * 16 + v * STEP_BYTES);
+    }
+    Vec number(Words bytes, int s, int v) const {
+        return as_floats((Ints)(bytes << (24 - 8 * s)) >> 24) * scale[v];
     }
     const uint8_t* at;
     Vec scale[PARTS];
@@ -65,10 +59,8 @@ struct Line {
         for (int s = 0; s < 4; s++) scales[s][v] = scale * (1.0f / float(1 << 8 * s));
         least[v] = least_;
     }
-    void numbers(int v, Words four, uint32_t mask, Vec (&w)[4][PARTS]) const {
-#pragma GCC unroll 4
-        for (int s = 0; s < 4; s++)
-            w[s][v] = as_floats((Ints)(four & (mask << 8 * s))) * scales[s][v] + least[v];
+    Vec number(Words four, int s, int v, uint32_t mask) const {
+        return as_floats((Ints)(four & (mask << 8 * s))) * scales[s][v] + least[v];
     }
     Vec scales[4][PARTS], least[PARTS];
 };
@@ -85,10 +77,10 @@ struct NibblePanels {  // Q4_1, Q4_0
             line.set(v, scale, LEAST ? load_halves(own + hardpoint::HALVES) : scale * -8.0f);
         }
     }
-    void load(int run, int column, Vec (&w)[STEP][PARTS]) const {
-        for (int v = 0; v < PARTS; v++)
-            line.numbers(v, (Words)load_ints(at + column * 16 + v * STEP_BYTES) >> 4 * run, 15, w);
+    Words load(int run, int column, int v) const {
+        return (Words)load_ints(at + column * 16 + v * STEP_BYTES) >> 4 * run;
     }
+    Vec number(Words four, int s, int v) const { return line.number(four, s, v, 15); }
     const uint8_t* at;
     Line line;
 };
@@ -104,10 +96,10 @@ struct FourBitPanels {  // Q4_K
             line.set(v, load_halves(block) * load_bytes(own),
                      load_halves(block + HALVES) * -load_bytes(own + PANEL));
     }
-    void load(int run, int column, Vec (&w)[STEP][PARTS]) const {
-        for (int v = 0; v < PARTS; v++)
-            line.numbers(v, (Words)load_ints(at + column * 16 + v * STEP_BYTES) >> 4 * run, 15, w);
+    Words load(int run, int column, int v) const {
+        return (Words)load_ints(at + column * 16 + v * STEP_BYTES) >> 4 * run;
     }
+    Vec number(Words four, int s, int v) const { return line.number(four, s, v, 15); }
     const uint8_t* at;
     Line line;
 };
@@ -120,81 +112,95 @@ struct SixBitPanels {  // Q6_K
         const uint8_t* own = block + HALVES + group / 2 * Q6_K_GROUP;
         low = own + 2 * PANEL;
         half = group % 2;
-        for (int v = 0; v < PARTS; v++) {
-            const Ints scale = load_signed(own + half * PANEL + v * LANES);
-            const Vec both = load_halves(block + v * LANES * 2) * as_floats(scale);
-            line.set(v, both, both * -32.0f);
+        own += half * PANEL;
+        for (int v = 0; v < PARTS; v++, own += LANES, block += LANES * 2) {
+            const Vec scale = load_halves(block) * as_floats(load_signed(own));
+            line.set(v, scale, scale * -32.0f);
         }
     }
-    void load(int run, int column, Vec (&w)[STEP][PARTS]) const {
-        const uint8_t* high = low + hardpoint::NIBBLES;
-        for (int v = 0; v < PARTS; v++) {
-            const Words four = (Words)load_ints(low + run * 128 + column * 16 + v * STEP_BYTES);
-            const Words two = (Words)load_ints(high + column * 16 + v * STEP_BYTES);
-            const Words six = (four >> 4 * half & 0x0f0f0f0fu) |
-                              (two >> 2 * (2 * half + run) & 0x03030303u) << 4;
-            line.numbers(v, six, 63, w);
-        }
+    Words load(int run, int column, int v) const {
+        const uint8_t* own = low + column * 16 + v * STEP_BYTES;
+        const Words four = (Words)load_ints(own + run * 128) >> 4 * half;
+        const Words two = (Words)load_ints(own + hardpoint::NIBBLES) >> 4 * half >> 2 * run;
+        return (four & 0x0f0f0f0fu) | (two & 0x03030303u) << 4;
     }
+    Vec number(Words six, int s, int v) const { return line.number(six, s, v, 63); }
     const uint8_t* low;
     int half;
     Line line;
 };
 
-// For all columns of a panel, a few at once: some(the group that has them, run, column of the run,
-// column of the panel, how many).
-template <class W, class Some>
-inline __attribute__((always_inline)) void in_groups(const uint8_t* panel, int64_t columns, Some some) {
-    W group;
+// For all columns of N panels, `bytes` each, a few at once: some(what opened their groups, run,
+// column of the run, column of the panel, how many).
+template <class W, int N, class Some>
+inline __attribute__((always_inline)) void in_groups(const uint8_t* panel, int64_t bytes,
+                                                     int64_t columns, Some some) {
+    W groups[N];
+    const auto open = [&](int64_t k) __attribute__((always_inline)) {
+        const uint8_t* block = panel + k / W::COLUMNS * W::BYTES;
+#pragma GCC unroll 2
+        for (int n = 0; n < N; n++) groups[n].open(block + n * bytes, int(k % W::COLUMNS / W::GROUP));
+    };
     int64_t k = 0;
     for (; k + W::GROUP <= columns; k += W::GROUP) {
-        group.open(panel + k / W::COLUMNS * W::BYTES, int(k % W::COLUMNS / W::GROUP));
+        open(k);
 #pragma GCC unroll 2
         for (int run = 0; run < W::GROUP / W::RUN; run++)
 #pragma GCC unroll 1
             for (int column = 0; column < W::RUN; column += W::STEP)
-                some(group, run, column, k + run * W::RUN + column, W::STEP);
+                some(groups, run, column, k + run * W::RUN + column, W::STEP);
     }
     if (W::GROUP > 1 && k < columns) {
-        group.open(panel + k / W::COLUMNS * W::BYTES, 0);
+        open(k);
         for (int column = 0; k + column < columns; column += W::STEP)
-            some(group, 0, column, k + column, int(least(W::STEP, columns - k - column)));
+            some(groups, 0, column, k + column, int(least(W::STEP, columns - k - column)));
     }
 }
 
-// out[i][0..16) of M rows of x, `columns` of them; `more`: on top of what out holds.
-template <class W, int M>
-__attribute__((noinline)) void panel_tile(const uint8_t* panel, const float* x, int64_t stride,
-                                          int64_t columns, bool more, float* out,
+// out[i][0..N * 16) of M rows of x, `columns` of them; `more`: on top of what out holds.
+template <class W, int M, int N>
+__attribute__((noinline)) void panel_tile(const uint8_t* panel, int64_t bytes, const float* x,
+                                          int64_t stride, int64_t columns, bool more, float* out,
                                           int64_t out_stride) {
-    Vec total[M][PARTS];
+    Vec total[M][N * PARTS];
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < PARTS; v++)
+#pragma GCC unroll 8
+        for (int v = 0; v < N * PARTS; v++)
             total[i][v] = more ? load(out + i * out_stride + v * LANES) : Vec{};
     const float* rows[M];
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++) rows[i] = x + i * stride;
-    in_groups<W>(panel, columns, [&](const W& group, int run, int column, int64_t k, int count)
-                                     __attribute__((always_inline)) {
-        Vec w[W::STEP][PARTS];
-        group.load(run, column, w);
+    in_groups<W, N>(panel, bytes, columns, [&](const W (&groups)[N], int run, int column, int64_t k,
+                                               int count) __attribute__((always_inline)) {
+        Words kept[N * PARTS];
+#pragma GCC unroll 8
+        for (int v = 0; v < N * PARTS; v++) kept[v] = groups[v / PARTS].load(run, column, v % PARTS);
 #pragma GCC unroll 4
         for (int s = 0; s < W::STEP; s++) {
             if (s >= count) break;
+            if (M == 1) {  // with no number in a register for long
+                const Vec number = all(rows[0][k + s]);
+#pragma GCC unroll 8
+                for (int v = 0; v < N * PARTS; v++)
+                    total[0][v] += number * groups[v / PARTS].number(kept[v], s, v % PARTS);
+                continue;
+            }
+            Vec w[N * PARTS];
+#pragma GCC unroll 8
+            for (int v = 0; v < N * PARTS; v++) w[v] = groups[v / PARTS].number(kept[v], s, v % PARTS);
 #pragma GCC unroll 8
             for (int i = 0; i < M; i++) {
                 const Vec number = all(rows[i][k + s]);
-#pragma GCC unroll 4
-                for (int v = 0; v < PARTS; v++) total[i][v] += number * w[s][v];
+#pragma GCC unroll 8
+                for (int v = 0; v < N * PARTS; v++) total[i][v] += number * w[v];
             }
         }
     });
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < PARTS; v++) save(out + i * out_stride + v * LANES, total[i][v]);
+#pragma GCC unroll 8
+        for (int v = 0; v < N * PARTS; v++) save(out + i * out_stride + v * LANES, total[i][v]);
 }
 
 // Where the numbers of one panel go: to `out` if all of them are wanted, else first to `aside`.
@@ -216,12 +222,16 @@ inline void fill_panel(int64_t panel, int64_t first, int64_t last, int64_t rows,
 // Columns of a panel as float32, at most DEPTH.
 template <class W>
 void widen_panel(const uint8_t* panel, int64_t columns, float* out) {
-    in_groups<W>(panel, columns, [&](const W& group, int run, int column, int64_t k, int count)
-                                     __attribute__((always_inline)) {
-        Vec w[W::STEP][PARTS];
-        group.load(run, column, w);
-        for (int s = 0; s < count; s++)
-            for (int v = 0; v < PARTS; v++) save(out + (k + s) * hardpoint::PANEL + v * LANES, w[s][v]);
+    in_groups<W, 1>(panel, 0, columns, [&](const W (&groups)[1], int run, int column, int64_t k,
+                                           int count) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int v = 0; v < PARTS; v++) {
+            const Words kept = groups[0].load(run, column, v);
+#pragma GCC unroll 4
+            for (int s = 0; s < W::STEP; s++)
+                if (s < count)
+                    save(out + (k + s) * hardpoint::PANEL + v * LANES, groups[0].number(kept, s, v));
+        }
     });
 }
 
@@ -237,11 +247,17 @@ void panel_product(const float* x, int64_t stride, int64_t rows, const hardpoint
     const auto multiply = [&](auto kind, const uint8_t* block, int64_t k, int64_t columns, float* to,
                               int64_t to_stride) {
         in_tiles<TALL_FLOAT>(rows, [&](auto tall, int64_t row) {
-            panel_tile<decltype(kind), decltype(tall)::value>(
-                block, x + row * stride + k, stride, columns, k > 0, to + row * to_stride, to_stride);
+            panel_tile<decltype(kind), decltype(tall)::value, 1>(
+                block, 0, x + row * stride + k, stride, columns, k > 0, to + row * to_stride,
+                to_stride);
         });
     };
-    for (int64_t panel = first / hardpoint::PANEL; panel * hardpoint::PANEL < last; panel++)
+    int64_t panel = first / hardpoint::PANEL;
+    if (rows == 1 && first % hardpoint::PANEL == 0)  // two at once: each sum waits for its last product
+        for (; (panel + 2) * hardpoint::PANEL <= last; panel += 2)
+            panel_tile<W, 1, 2>((const uint8_t*)w.data + panel * bytes, bytes, x, stride, w.cols, false,
+                                out + panel * hardpoint::PANEL - first, out_stride);
+    for (; panel * hardpoint::PANEL < last; panel++)
         fill_panel(panel, first, last, rows, out, out_stride, aside, [&](float* to, int64_t to_stride) {
             const uint8_t* from = (const uint8_t*)w.data + panel * bytes;
             for (int64_t k = 0; k < w.cols; k += depth) {
