@@ -108,6 +108,7 @@ class Program(StepProgram):
             )
         self._handle = ctypes.c_void_p(handle)
         self._end = weakref.finalize(self, self._library.hp_program_free, self._handle)
+        self._end.atexit = False  # a step that was left behind may still compute then
         self.logits = torch.zeros((most_rows, lowered.vocabulary), dtype=torch.float32)
         self._only_best = False
         self.best: ctypes.Array[ctypes.c_int64] | None = None
