@@ -201,6 +201,14 @@ def test_the_table_and_the_picture_have_every_figure(tmp_path):
     assert figure.savefig.call_args.args == (str(tmp_path / "x.png"),)
 
 
+def test_blocks_are_multiplied_as_llama_cpp_does():
+    plan = evolve(PLAN, formats=cpu.FORMATS, peers={})
+    for runner in cpu.runners(plan, Files()):
+        own = json.loads(runner.arguments)["keys"]["cpu"]
+        assert own["native"] == "auto"
+        assert own.get("activations") == ("int8" if runner.format.startswith("Q") else None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -133,6 +133,7 @@ def _ours(kind: str, files: ModelFiles) -> dict[str, Any]:
         return {"model": str(files.safetensors()), "keys": {**keys, "dtype": PLAIN[kind]}}
     if kind in QUANTISED:
         return {"model": str(files.safetensors()), "keys": {**keys, "quantization": kind}}
+    keys["cpu"] = {**keys["cpu"], "activations": "int8"}  # as llama.cpp
     return {"model": str(files.gguf(kind)), "keys": keys}
 
 
