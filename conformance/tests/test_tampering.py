@@ -92,6 +92,38 @@ def test_a_conftest_that_keeps_tests_from_running_is_told(certificate, conftest)
         assert any("conftest" in each for each in document["interventions"])
 
 
+def test_a_suite_that_is_adopted_twice_answers_for_both(certificate):
+    """What is left out of one is told, and so are the settings and the probe of each."""
+    module = ADOPTED + (
+        "import pytest\n"
+        "from hardpoint_conformance.dummy_probe import DummyProbe\n"
+        "class Kind(DummyProbe):\n    logit_tolerance = 0.5\n"
+        "settings = {'plugins.dummy.num_devices': 2}\n"
+        "class TestSecond(PluginSuite.of('dummy', settings=settings, probe=Kind)):\n"
+        "    pytestmark = pytest.mark.skip('no')\n"
+    )
+    document = certificate(module, "", "-k", QUICK)
+    outcomes = [each["outcome"] for each in document["results"] if each["test"] == QUICK]
+    assert outcomes == ["passed", "not run"]
+    assert document["settings"]["plugins.dummy.num_devices"] == "unset or 2"
+    assert document["probe"].endswith("test_it:Kind (logit_tolerance 0.5)")
+
+
+@pytest.mark.parametrize(
+    ("name", "suites"),
+    [
+        ("dummy", ("PlatformSuite", "WorkerSuite", "ModelRunnerSuite")),
+        ("uni", ("ExecutorSuite",)),
+    ],
+)
+def test_the_suites_of_a_plugin_have_one_certificate(certificate, name, suites):
+    lines = [f"from hardpoint_conformance import PluginSuite, {', '.join(suites)}"]
+    lines += [f"Test{each} = {each}.of({name!r})" for each in ("PluginSuite", *suites)]
+    document = certificate("\n".join(lines), "", "-k", QUICK)
+    assert outcome(document, QUICK) == "passed"
+    assert not [each for each in document["reasons"] if "was not adopted" in each]
+
+
 def test_an_overridden_test_is_told(certificate):
     module = (
         "from hardpoint_conformance import PluginSuite\n"

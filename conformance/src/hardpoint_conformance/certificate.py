@@ -86,7 +86,7 @@ def certify(run: PluginRun, *, started: float, hooks: Sequence[str] = ()) -> Cer
         *(f"overridden: {name}" for name in sorted(run.overrides)),
         *(f"hook of another pytest plugin: {name}" for name in hooks),
     ]
-    probe = type(subject.probe)
+    probes = list(dict.fromkeys(type(each.probe) for each in run.subjects))
     lines = _lines(run, results) if plugin.kind == "platform" else []
     return Certificate(
         plugin=subject.name,
@@ -101,13 +101,13 @@ def certify(run: PluginRun, *, started: float, hooks: Sequence[str] = ()) -> Cer
         time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         seconds=round(time.time() - started, 1),
         executors=sorted({result.executor for result in run.results} - {""}) or ["none"],
-        settings={key: str(value) for key, value in subject.settings.items()},
-        probe=f"{probe.__module__}:{probe.__qualname__}",
+        settings=_settings(run),
+        probe=", ".join(map(_told, probes)),
         oracle=run.oracle,
         capabilities=lines,
         results=results,
         interventions=interventions,
-        unseen=[*_unseen(plugin.kind, probe, lines, results), *sorted(run.believed)],
+        unseen=[*_unseen(plugin.kind, probes, lines, results), *sorted(run.believed)],
         reasons=_reasons(run, plugin.kind, results, interventions),
     )
 
@@ -147,11 +147,27 @@ def write_certificates(path: Path, run: Run, hooks: Sequence[str]) -> None:
 def _not_run(run: PluginRun) -> list[Result]:
     return [
         Result(
-            suite=suite, test=test, outcome=Outcome.NOT_RUN,
+            suite=suite.contract, test=test, outcome=Outcome.NOT_RUN,
             message="it was deselected, skipped, overridden or hidden",
         )
-        for suite, test in sorted(run.missing)
+        for suite, test in sorted(run.missing, key=lambda each: (each[0].contract, each[1]))
     ]  # fmt: skip
+
+
+def _settings(run: PluginRun) -> dict[str, str]:
+    """Return key -> value; where suites were adopted with several, all of them."""
+    found: dict[str, str] = {}
+    for key in dict.fromkeys(key for each in run.subjects for key in each.settings):
+        values = [str(each.settings.get(key, "unset")) for each in run.subjects]
+        found[key] = " or ".join(dict.fromkeys(values))
+    return found
+
+
+def _told(probe: type[Probe]) -> str:
+    """Return a probe's name, and how much it has the kit let pass."""
+    name = f"{probe.__module__}:{probe.__qualname__}"
+    allowed = probe.logit_tolerance
+    return name if allowed is None else f"{name} (logit_tolerance {allowed:g})"
 
 
 def _lines(run: PluginRun, results: Sequence[Result]) -> list[CapabilityLine]:
@@ -173,7 +189,10 @@ def _lines(run: PluginRun, results: Sequence[Result]) -> list[CapabilityLine]:
 
 
 def _unseen(
-    kind: str, probe: type[Probe], lines: Sequence[CapabilityLine], results: Sequence[Result]
+    kind: str,
+    probes: Sequence[type[Probe]],
+    lines: Sequence[CapabilityLine],
+    results: Sequence[Result],
 ) -> list[str]:
     """Return what was not tested, in sentences."""
     said = [
@@ -185,7 +204,7 @@ def _unseen(
         f"{line.name} (declared {line.declared}): untested" for line in lines
         if line.verdict == "untested" and not line.outcomes
     ]  # fmt: skip
-    if kind == "platform" and probe.held_bytes is Probe.held_bytes:
+    if kind == "platform" and any(probe.held_bytes is Probe.held_bytes for probe in probes):
         said.append(
             "device memory that sleep and shutdown give back: untested, as the probe has no "
             "held_bytes; the worker's own reports were believed, and of shutdown only processes, "
@@ -207,7 +226,8 @@ def _verdict(outcomes: Sequence[Outcome]) -> str:
 def _reasons(
     run: PluginRun, kind: str, results: Sequence[Result], interventions: Sequence[str]
 ) -> list[str]:
-    reasons = [f"suite {name!r} was not adopted" for name in SUITES[kind] if name not in run.suites]
+    adopted = {suite.contract for suite in run.suites}
+    reasons = [f"suite {name!r} was not adopted" for name in SUITES[kind] if name not in adopted]
     for outcome, word in ((Outcome.FAILED, "failed"), (Outcome.NOT_RUN, "did not run")):
         count = sum(each.outcome is outcome for each in results)
         if count:

@@ -14,19 +14,24 @@ from hardpoint_conformance.tampering import overridden, tests_of
 
 @define(eq=False)
 class PluginRun:
-    """The tests of one plugin. ``missing`` are tests that were found and have no result;
-    ``suites`` are the names of those that were adopted.
+    """The tests of one plugin. ``suites`` are those that were adopted, one contract's perhaps
+    several times, and ``missing`` tests of each that were found and have no result.
     """
 
     subject: Subject
     results: list[Result] = field(factory=list)
-    suites: set[str] = field(factory=set)
-    missing: set[tuple[str, str]] = field(factory=set)
+    suites: list[type[Suite]] = field(factory=list)
+    missing: set[tuple[type[Suite], str]] = field(factory=set)
     overrides: set[str] = field(factory=set)
     oracle: str = ""
     """What outputs were compared with."""
     believed: set[str] = field(factory=set)
     """What could not be compared, in sentences."""
+
+    @property
+    def subjects(self) -> list[Subject]:
+        """The plugin as each suite was bound to it: with settings and a probe of its own."""
+        return [suite.subject for suite in self.suites] or [self.subject]
 
 
 @define(eq=False)
@@ -39,17 +44,17 @@ class Run:
     def of(self, suite: type[Suite]) -> PluginRun:
         """Return the run of the plugin that ``suite`` is bound to."""
         subject = suite.subject
-        return self.plugins.setdefault((subject.wanted_kind, subject.name), PluginRun(subject))
+        return self.plugins.setdefault((subject.found_kind, subject.name), PluginRun(subject))
 
     def expect(self, suite: type[Suite], test: str) -> None:
         """Note a test that was found."""
         mine = self.of(suite)
-        if suite.contract not in mine.suites:
-            mine.suites.add(suite.contract)
-            mine.missing |= {(suite.contract, name) for name in tests_of(suite)}
+        if suite not in mine.suites:
+            mine.suites.append(suite)
+            mine.missing |= {(suite, name) for name in tests_of(suite)}
         mine.overrides |= set(overridden(suite))
-        mine.missing.discard((suite.contract, test.partition("[")[0]))
-        mine.missing.add((suite.contract, test))
+        mine.missing.discard((suite, test.partition("[")[0]))
+        mine.missing.add((suite, test))
 
     def add(self, suite: type[Suite], result: Result) -> None:
         """Note a result."""
@@ -57,4 +62,4 @@ class Run:
         mine.results.append(result)
         mine.believed |= suite.subject.believed
         mine.oracle = suite.subject.oracle or mine.oracle
-        mine.missing.discard((result.suite, result.test))
+        mine.missing.discard((suite, result.test))

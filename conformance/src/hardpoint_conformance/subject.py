@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,17 +115,21 @@ class Subject:
         """
         if self._plugin is None:
             registry = Registry.discover()
-            kinds = [self.wanted_kind] if self.wanted_kind else ["platform", "executor"]
-            for kind in kinds:
-                if registry.has(kind, self.name):
-                    self._plugin = registry.load(kind, self.name)
-                    return self._plugin
-            known = [name for kind in kinds for name in registry.names(kind)]
+            kind = self._kind_in(registry)
+            if kind is not None:
+                self._plugin = registry.load(kind, self.name)
+                return self._plugin
+            known = [name for kind in self._kinds for name in registry.names(kind)]
             raise PluginNotFoundError(
-                f"no {' or '.join(kinds)} {self.name!r} is installed. "
+                f"no {' or '.join(self._kinds)} {self.name!r} is installed. "
                 f"{did_you_mean(self.name, known)} Installed: {', '.join(known) or 'none'}"
             )
         return self._plugin
+
+    @cached_property
+    def found_kind(self) -> str | None:
+        """Its kind, as what is installed says; nothing is loaded. None if there is none such."""
+        return self._kind_in(Registry.discover())
 
     @property
     def probe(self) -> Probe:
@@ -256,6 +261,13 @@ class Subject:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder, self._models = None, {}
+
+    @property
+    def _kinds(self) -> tuple[str, ...]:
+        return (self.wanted_kind,) if self.wanted_kind else ("platform", "executor")
+
+    def _kind_in(self, registry: Registry) -> str | None:
+        return next((kind for kind in self._kinds if registry.has(kind, self.name)), None)
 
     def _root(self) -> Path:
         if self._folder is None:
