@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "out_of_tree"
+FLAGS = re.MULTILINE | re.DOTALL
 DUMMY = ("--platform", "dummy", "--load-format", "dummy")
 WORK = """
 import threading
@@ -157,3 +159,38 @@ def test_the_platform_generates_what_the_host_does(sample):
     assert ours["token_ids"] == theirs["token_ids"]
     refused = acme.run("generate", *arguments, "--prompt-logprobs", "1", code=2)
     assert "platform 'acme' does not support prompt logprobs" in refused.stderr
+
+
+PROBED = """
+from hardpoint_conformance.probe import find_probe
+print(type(find_probe("acme")).__name__, find_probe("acme").held_bytes(None))
+"""
+
+
+def test_the_probe_of_the_page_on_certifying_is_found_and_counts(sample):
+    """With the page's own entry point, in the distribution of the page on platforms."""
+    acme = sample("writing-a-platform.md")
+    text = (ROOT / "docs" / "certifying.md").read_text()
+    for name, content in re.findall(r"^```\w+\n# (\S+)\n(.*?)^```", text, FLAGS):
+        if name == "hardpoint_acme/probe.py":
+            (acme.folder / name).write_text(content)
+        elif name == "pyproject.toml":
+            groups = tomllib.loads(content)["project"]["entry-points"]
+    ((group, probes),) = groups.items()
+    (info,) = acme.folder.glob("*.dist-info")
+    with (info / "entry_points.txt").open("a") as file:
+        file.write(f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in probes.items()))
+    (acme.folder / "torch_acme.py").write_text("def memory_allocated(): return 7\n")
+    assert acme.run("-c", PROBED).stdout == "AcmeProbe 7\n"
+
+
+def test_the_kits_own_readme_shows_what_the_page_on_certifying_shows():
+    shown = [
+        re.search(r"^from hardpoint_conformance import ModelRunnerSuite.*?^```", text, FLAGS)[0]
+        for text in (
+            (ROOT / "conformance" / "README.md").read_text(),
+            (ROOT / "docs" / "certifying.md").read_text(),
+        )
+    ]
+    assert shown[0] == shown[1]
+    assert shown[0].count(".of(") == 4
