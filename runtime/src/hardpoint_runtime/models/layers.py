@@ -52,7 +52,7 @@ class Slot:
             raise UnsupportedError(
                 "the memory of one weight", "a model whose weights are held packed",
                 reason=f"{self.parameter} of {type(self.module).__name__} is",
-                hint="Leave out quantization, or set plugins.cpu.native = 'off' for a GGUF file.",
+                hint="Leave out quantization; for a GGUF file, name the dtype: dtype = 'float32'.",
             )  # fmt: skip
         runs = self.runs or self.held[:1]
         rows = sum(run.stop - run.start for run in runs) if runs else (self.shape or (1,))[0]
