@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from hardpoint.capabilities import Capability, Support
 from hardpoint.checkpoints.description import ModelDescription
-from hardpoint.config.schema import Config
+from hardpoint.config.schema import Config, GraphConfig
 from hardpoint.platform import RequestView
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_cpu.native import library
@@ -99,9 +100,16 @@ def test_a_program_computes_with_bfloat16_on_any_processor(kernel, monkeypatch, 
     root = kernel({"proc/cpuinfo": "processor : 0\nflags : avx2\n"})
     auto = Elsewhere(root, CpuSettings(native="auto"))
     monkeypatch.setattr(library, "availability", lambda: library.Availability(("portable",), ""))
-    assert auto.limits(config_with(stored)).default_dtype == dtype
+    config = config_with(stored)
+    assert auto.limits(config).default_dtype == dtype
+    for without in (
+        evolve(config, graph=GraphConfig(graph_mode="none")),
+        evolve(config, graph=GraphConfig(graph_sizes=(1,))),
+        evolve(config, description=evolve(config.description, architecture="OlmoForCausalLM")),
+    ):
+        assert auto.limits(without).default_dtype == "float32"
     monkeypatch.setattr(library, "availability", lambda: library.Availability((), "no compiler"))
-    assert auto.limits(config_with(stored)).default_dtype == "float32"
+    assert auto.limits(config).default_dtype == "float32"
 
 
 def test_more_threads_than_cores_is_found_before_anything_starts():

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from hardpoint.capabilities import NOT_YET, YES, Capability, Support
+from hardpoint.checkpoints.decoder_architectures import ARCHITECTURES
 from hardpoint.platform import Platform, RequestView
 from hardpoint.records import Device, Limits, Placement, Problem, Verdict
 
@@ -102,8 +103,9 @@ class CpuPlatform(Platform):
         weights are unpacked to float32, block-quantised ones where no program computes with them.
         """
         stored = None if config.description is None else config.description.stored_dtype
-        programs = self.options.native != "off" and not library.availability().reason
-        narrow = stored == "bfloat16" and (programs or self._multiplies_bfloat16())
+        narrow = stored == "bfloat16" and (
+            self._expects_program(config) or self._multiplies_bfloat16()
+        )
         return Limits(
             dtypes=("float32", "bfloat16"),
             default_dtype="bfloat16" if narrow else "float32",
@@ -151,6 +153,17 @@ class CpuPlatform(Platform):
             return f"steps run through torch: {reason}"
         level = available.best if options.native_level == "auto" else options.native_level
         return f"steps run as native programs of {level} instructions, where a model can be one"
+
+    def _expects_program(self, config: Config) -> bool:
+        """Whether steps will run as a native program, as far as can be told before loading."""
+        graph, described = config.graph, config.description
+        return (
+            not _without_programs(self.options, library.availability())
+            and (described is None or described.architecture in ARCHITECTURES)
+            and graph.graph_mode in (None, "full")
+            and graph.graph_sizes is None
+            and graph.graph_policy is None
+        )
 
     def _multiplies_bfloat16(self) -> bool:
         flags = (read(self.root / "proc/cpuinfo") or "").split()
