@@ -13,7 +13,7 @@ from hardpoint_engine import fidelity
 from hardpoint_runtime.fidelity import Recorder, difference, start_recording
 
 TOKENS = [7 * index % 80 + 3 for index in range(13)]
-BOUNDS = {"bf16": 2e-4, "int8": 5e-3, "w8a8": 2e-2, "w4a8": 8e-2}
+BOUNDS = {"float": 1e-6, "bf16": 2e-4, "int8": 5e-3, "w8a8": 2e-2, "w4a8": 8e-2}
 
 
 def config(model, **keys):
@@ -86,6 +86,7 @@ def test_the_reference_is_no_way_from_itself(checkpoint, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", BOUNDS)
 def test_the_default_model_is_near(kind):
-    keys = {"dtype": "bfloat16"} if kind == "bf16" else {"quantization": kind}
+    keys = {"float": {}, "bf16": {"dtype": "bfloat16"}}.get(kind, {"quantization": kind})
     told = fidelity.measure(config(None, **keys))
     assert told["kl"] <= BOUNDS[kind]
+    assert kind != "float" or told["top1"] == 1
