@@ -31,12 +31,17 @@ def hardpoint_executor():
     return ExecutorRecord(name="{name}", api=(2, 0), executor="{reference}", summary="a mutant")
 """
 PLATFORM = """
+from hardpoint.capabilities import NOT_YET, Capability
 from {base_module} import {base} as Base
 
 class Mutant(Base):
     name = "{name}"
 {line}
 """
+THROUGH_TORCH = """
+    capabilities = {**Base.capabilities, Capability.BATCH_INVARIANCE: NOT_YET}
+"""
+"""Of the cpu platform with another runner than its own, which has no native programs."""
 DUMMY = ("hardpoint_dummy.platform", "DummyPlatform", "hardpoint_dummy.settings:DummySettings")
 CPU = ("hardpoint_cpu.platform", "CpuPlatform", "hardpoint_cpu.settings:CpuSettings")
 PROBE = """
@@ -107,7 +112,10 @@ def plugin_text(mutation: Mutation) -> tuple[str, str]:
         return ordinary, _platform(mutation, "")
     part = {Worker: "worker_class", ModelRunner: "model_runner_class"}
     attribute = next(part[each] for each in part if issubclass(kind, each))
-    return ordinary, _platform(mutation, f'    {attribute} = "{reference}"')
+    line = f'    {attribute} = "{reference}"'
+    if base_of(mutation) is CPU and issubclass(kind, ModelRunner):
+        line += THROUGH_TORCH
+    return ordinary, _platform(mutation, line)
 
 
 def _platform(mutation: Mutation, line: str) -> str:

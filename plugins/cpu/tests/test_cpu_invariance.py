@@ -63,6 +63,14 @@ def test_a_model_without_a_program_is_refused(checkpoint):
 
 
 @native
+def test_another_runner_is_refused(checkpoint, monkeypatch):
+    plain = "hardpoint_runtime.model_runner:TorchModelRunner"
+    monkeypatch.setattr(CpuPlatform, "model_runner_class", plain)
+    with pytest.raises(HardpointError, match="TorchModelRunner does not support batch_invariant"):
+        engine(checkpoint("llama"), "auto", batch_invariant=True).close()
+
+
+@native
 def test_what_torch_computes_is_refused(checkpoint):
     with engine(checkpoint("llama"), "auto", batch_invariant=True) as llm:
         asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)

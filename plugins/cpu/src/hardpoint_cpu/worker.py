@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, cast
 
 import torch
+from hardpoint.errors import UnsupportedError
 from hardpoint_runtime.worker import TorchWorker
 
 from hardpoint_cpu import threads
@@ -13,6 +14,8 @@ from hardpoint_cpu.device import CpuDeviceOps
 from hardpoint_cpu.model_runner import CpuModelRunner
 
 if TYPE_CHECKING:
+    from hardpoint.records import LoadReport
+
     from hardpoint_cpu.platform import CpuPlatform
     from hardpoint_cpu.settings import CpuSettings
 
@@ -38,6 +41,15 @@ class CpuWorker(TorchWorker):
         """Bind this thread and torch's to the rank's cores, then take the device."""
         self.bind_threads()
         super().init_device()
+
+    def load_model(self) -> LoadReport:
+        """Load the model. Raises UnsupportedError where ``batch_invariant`` is set and the runner
+        is not one that refuses what no native program computes.
+        """
+        runner = self._runner("load_model")
+        if self.config.model.batch_invariant and not isinstance(runner, CpuModelRunner):
+            raise UnsupportedError("batch_invariant", f"the model runner {type(runner).__name__}")
+        return super().load_model()
 
     def bind_threads(self) -> None:
         """Keep to the rank's share of the cores, with as many threads as the settings say.
