@@ -32,6 +32,10 @@ def test_the_doctor_says_how_steps_run_and_why(monkeypatch):
     assert said(native="auto").endswith("through torch: no native library: x")
 
 
+def test_programs_are_the_default():
+    assert CpuSettings().native == "auto"
+
+
 def test_an_installation_without_it_says_why(tmp_path):
     assert availability(tmp_path).reason == "no native library: it is not in this installation"
     (tmp_path / REASON).write_text("there was no C++ compiler\n")

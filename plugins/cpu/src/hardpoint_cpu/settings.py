@@ -18,7 +18,7 @@ class CpuSettings:
         choices=("auto", "shared_memory", "gloo"),
     )
     native: str = key(
-        "off",
+        "auto",
         "whether steps run as a native program: where that can be, always, or never",
         choices=("auto", "on", "off"),
     )
