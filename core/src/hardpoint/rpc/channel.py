@@ -83,14 +83,13 @@ class DriverEnd(ABC):
     def rouse(self) -> None:  # noqa: B027 - most have nobody to wake
         """Let the workers know that a call is about to be made. Any thread."""
 
-    def note_calls(self, gathers: Mapping[int, Gather]) -> None:  # noqa: B027 - most have no use
-        """Let the end enter plain values into the open calls, by id, itself instead of delivering
-        them, and take those out that have all. Called once, by the Receiver.
-        """
-
     @abstractmethod
-    def collect(self, deliver: Deliver) -> None:
-        """Call ``deliver`` for each reply that is here, without waiting. One thread at a time."""
+    def collect(self, deliver: Deliver, calls: Mapping[int, Gather] | None = None) -> None:
+        """Call ``deliver`` for each reply that is here, without waiting. One thread at a time.
+
+        An end may enter plain values into the open ``calls``, by id, itself instead of delivering
+        them, and take those out that have all: their callbacks then run in here.
+        """
 
     @abstractmethod
     def ready(self) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from hardpoint.errors import CallTimeoutError
-from hardpoint.rpc.calls import Call
+from hardpoint.rpc.calls import Call, Gather
 from hardpoint.rpc.channel import Deliver, DriverEnd, WorkerHandle
 from hardpoint.rpc.codec import Parcel
 from hardpoint.rpc.failures import RemoteFailure
@@ -71,7 +71,7 @@ class CompositeDriverEnd(DriverEnd):
         """Wake the local workers."""
         self._local.rouse()
 
-    def collect(self, deliver: Deliver) -> None:
+    def collect(self, deliver: Deliver, calls: Mapping[int, Gather] | None = None) -> None:
         """Deliver what has come by either."""
         self._local.collect(partial(_renamed, deliver, self._local_ranks))
         self._remote.collect(partial(_renamed, deliver, self._remote_ranks))

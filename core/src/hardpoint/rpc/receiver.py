@@ -37,7 +37,6 @@ class Receiver:
         self._failed = table.fail_all if failed is None else failed
         self._table = table
         self._open = table.calls
-        end.note_calls(table.calls)
         self._turn = threading.Lock()
         self._standing_by: list[Callable[[], None]] = []
         self._owner = 0
@@ -106,7 +105,7 @@ class Receiver:
                     seconds = max(0.0, min(spin_s, deadline - time.monotonic()))
                 came = end.spin(seconds, len(gather.silent))
             try:
-                end.collect(deliver)
+                end.collect(deliver, self._open)
             except ChannelClosedError as error:
                 self._failed(error)
                 return gather.ended

@@ -63,7 +63,6 @@ class SharedDriverEnd(DriverEnd):
         self._names = Names()
         self._known = self._names.encoded
         self._bare = codec.bare
-        self._gathers: Mapping[int, Gather] | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._large = False
@@ -145,14 +144,10 @@ class SharedDriverEnd(DriverEnd):
             lock.release()
         self._large = bool(buffers)
 
-    def note_calls(self, gathers: Mapping[int, Gather]) -> None:
-        """Enter plain values of these calls where they belong."""
-        self._gathers = gathers
-
-    def collect(self, deliver: Deliver) -> None:
+    def collect(self, deliver: Deliver, calls: Mapping[int, Gather] | None = None) -> None:
         """Deliver what is in the reply rings; a ring's owner speaks for itself alone."""
         if self._bare:
-            while (rank := self._rings.collect(deliver, self._gathers)) >= 0:
+            while (rank := self._rings.collect(deliver, calls)) >= 0:
                 self._deliver(rank, deliver)
             return
         for rank, reader in enumerate(self._readers):

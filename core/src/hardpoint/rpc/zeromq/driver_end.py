@@ -6,14 +6,14 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import ceil, inf
 
 import zmq
 
 from hardpoint.errors import CallTimeoutError, EncodingError
-from hardpoint.rpc.calls import Call
+from hardpoint.rpc.calls import Call, Gather
 from hardpoint.rpc.channel import (
     CALLER,
     NOBODY,
@@ -143,7 +143,7 @@ class ZmqDriverEnd(DriverEnd):
             if self._armed and self._readable():
                 self.wake(self._armed)  # sending may have used up the descriptor's signal
 
-    def collect(self, deliver: Deliver) -> None:
+    def collect(self, deliver: Deliver, calls: Mapping[int, Gather] | None = None) -> None:
         """Deliver what has come."""
         with self._lock:
             self._read()
