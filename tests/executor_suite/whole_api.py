@@ -22,15 +22,15 @@ from hardpoint.sampling_params import SamplingParams
 from hardpoint.selection import select_executor, select_platform
 
 NOT_CALLED = {
-    # by initialize_cache
-    "initialize_from_config", "compile_or_warm_up_model",
+    # by initialize_cache, by the engine without a seed
+    "initialize_from_config", "compile_or_warm_up_model", "draw_seed",
     # for backends, or before there is an executor
-    "start", "start_workers", "call_workers", "probe_health", "stop_workers", "prepare",
+    "listeners", "start", "start_workers", "call_workers", "probe_health", "stop_workers", "prepare",
     "called_from_worker", "fail",
     # attributes
     "world_size", "output_rank", "is_sleeping", "sleeping_tags", "max_concurrent_batches",
     "failure", "config", "platform", "placement", "logger", "supports_pp", "uses_ray",
-    "supports_async_scheduling",
+    "supports_async_scheduling", "plans_alike", "tells_results",
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -130,7 +131,8 @@ def test_nothing_listens_but_what_is_told_and_no_key_is_seen(cluster, launcher):
     secrets += [pair.secret for pair in hub.gate._made.values()]
     seen = cluster.said(follower)
     for process in family(os.getpid()):
-        seen += repr(process.cmdline()) + repr(process.environ())
+        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+            seen += repr(process.cmdline()) + repr(process.environ())
     assert not any(secret in seen for secret in secrets)
     assert os.environ["PATH"] in eval(repr(seen)), "the control: what is there is seen"
 

@@ -21,6 +21,7 @@ from hardpoint_runtime.graphs.static_buffers import StaticBatch
 from hardpoint_runtime.model_runner import TorchModelRunner
 from hardpoint_runtime.models import LanguageModel
 from hardpoint_runtime.operations import Operations
+from hardpoint_runtime.quantization import Quantization
 from hardpoint_runtime.waiting_steps import WaitingStep
 
 from hardpoint_acme import collaborators as own
@@ -59,6 +60,10 @@ class AcmeModelRunner(TorchModelRunner):
         super().load_weights(model)
         if self.quantization is not None:
             self.quantization.after_load()
+
+    def make_quantization(self, model: LanguageModel) -> Quantization | None:
+        """Return what the key ``quantization`` names; the unit's own has a key of its own."""
+        return super().make_quantization(model)
 
     def make_kv_cache(self, kv_cache_config: KVCacheConfig) -> own.AcmeKVCache:
         """Allocate the cache on the unit."""
