@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; children inherit it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

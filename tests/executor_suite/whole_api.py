@@ -25,7 +25,8 @@ NOT_CALLED = {
     # by initialize_cache, by the engine without a seed
     "initialize_from_config", "compile_or_warm_up_model", "draw_seed",
     # for backends, or before there is an executor
-    "listeners", "start", "start_workers", "call_workers", "probe_health", "stop_workers", "prepare",
+    "listeners", "start", "start_workers", "call_workers", "probe_health", "stop_workers",
+    "prepare",
     "called_from_worker", "fail",
     # attributes
     "world_size", "output_rank", "is_sleeping", "sleeping_tags", "max_concurrent_batches",

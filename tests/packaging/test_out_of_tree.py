@@ -52,8 +52,8 @@ def test_every_collaborator_is_replaced(report):
     assert {name.rpartition(".")[2] for name in report["made"]} == {
         "make_columns", "make_communicator", "make_device", "make_forward_context",
         "make_graph_plan", "make_graphs", "make_kv_cache", "make_metadata_builders", "make_model",
-        "make_model_runner", "make_operations", "make_quantization", "make_requests", "make_sampler",
-        "make_timing",
+        "make_model_runner", "make_operations", "make_quantization", "make_requests",
+        "make_sampler", "make_timing",
     }  # fmt: skip
     assert {module.split(".")[0] for module in report["made"].values()} == {OWN}
     parts = {name: kind for name, kind in report["parts"].items() if name not in ("plan", "model")}
