@@ -96,9 +96,9 @@ def test_the_platform_answers_for_each_capability():
 
 
 def test_what_the_toolkit_does_is_offered():
-    """All that the host's platform has of it, but recorded graphs: a device has its own."""
+    """All that the host's platform has of it, but graphs and the invariance of its own programs."""
     host = {each.name for each, answer in CpuPlatform.capabilities.items() if answer is YES}
-    assert host - project.OFFERED_BY_THE_TOOLKIT == {"GRAPHS"}
+    assert host - project.OFFERED_BY_THE_TOOLKIT == {"GRAPHS", "BATCH_INVARIANCE"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
