@@ -117,5 +117,5 @@ def test_help_promises_peers_only_where_there_are_any(capsys):
             main(["bench", *name, "--help"])
         told[name] = " ".join(capsys.readouterr().out.split())
     assert "rpc beside its peers, latency and throughput by itself" in told[()]
-    assert "those that can be imported" in told[("rpc",)]
+    assert "Ray's actors" in told[("rpc",)]
     assert "peers" not in told[("latency",)] + told[("throughput",)]
