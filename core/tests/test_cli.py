@@ -415,6 +415,22 @@ def test_version(shell):
     assert shell("--version").stdout == f"hardpoint {hardpoint.__version__} (contract API 2.0)\n"
 
 
+def test_it_is_a_module_too(shell):
+    """``python -m hardpoint``: the same words, errors and exit codes."""
+
+    def as_module(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "hardpoint", *arguments], capture_output=True, text=True,
+            timeout=60, check=False, env=shell.environment(),
+        )  # fmt: skip
+
+    for arguments in (("--help",), ("--version",), ("plugins", "no-such"), ("no-such",)):
+        done, other = shell(*arguments), as_module(*arguments)
+        assert (done.returncode, done.stdout, done.stderr) == (
+            other.returncode, other.stdout, other.stderr,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("arguments", [("--help",), ("plugins",)])
 def test_it_is_light(site, arguments):
     """Nothing is imported that listing does not need."""
