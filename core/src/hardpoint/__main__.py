@@ -1,4 +1,4 @@
-"""The ``hardpoint`` command as ``python -m hardpoint``: of this interpreter, whatever is on PATH."""
+"""The ``hardpoint`` command as ``python -m hardpoint``: that of the interpreter named."""
 
 from __future__ import annotations
 
