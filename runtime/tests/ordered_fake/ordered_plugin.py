@@ -1,7 +1,8 @@
 """A pytest plugin: runners are tested on the device that enforces order (``-p ordered_plugin``).
 
 ``--staged-copies PATH`` runs another text of ``hardpoint_runtime.staged_copies``: a mutated one
-must be found out.
+must be found out. ``--device-class`` and ``--runner-class`` name others than the toolkit's for
+accelerators, as ``module:Class``: those of a platform, which are then tried on this device.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import pytest
 
 def pytest_addoption(parser):
     parser.addoption("--staged-copies", help="a file to use as hardpoint_runtime.staged_copies")
+    package = "hardpoint_runtime.accelerator"
+    parser.addoption("--device-class", default=f"{package}.device:AcceleratorDeviceOps")
+    parser.addoption("--runner-class", default=f"{package}.model_runner:AcceleratorModelRunner")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -26,9 +30,12 @@ def pytest_load_initial_conftests(early_config):
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     ordered_device.install()
-    import hardpoint_runtime.device
+    from hardpoint.references import resolve
 
-    class OrderedDeviceOps(hardpoint_runtime.device.TorchDeviceOps):
+    options = early_config.known_args_namespace
+    globals()["runner_class"] = resolve(options.runner_class)
+
+    class OrderedDeviceOps(resolve(options.device_class)):
         """The port, as it is, over the device that enforces order."""
 
         def __init__(self):

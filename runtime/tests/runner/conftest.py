@@ -148,14 +148,23 @@ def device_class(request) -> type[TorchDeviceOps]:
     return HostDeviceOps if plugin is None else plugin.OrderedDeviceOps
 
 
+@pytest.fixture(scope="session")
+def runner_class(request) -> type[TorchModelRunner]:
+    """The runner of every test here that names none: as with the device."""
+    plugin = request.config.pluginmanager.get_plugin("ordered_plugin")
+    return TorchModelRunner if plugin is None else plugin.runner_class
+
+
 @pytest.fixture(name="plan_for")
 def _plan_for() -> Callable[..., KVCacheConfig]:
     return plan_for
 
 
 @pytest.fixture
-def make_runner(make_context, platform, registry, device_class) -> Callable[..., TorchModelRunner]:
-    def make(runner_class=TorchModelRunner, *, num_blocks=200, registry=registry, **more):
+def make_runner(
+    make_context, platform, registry, device_class, runner_class
+) -> Callable[..., TorchModelRunner]:
+    def make(runner_class=runner_class, *, num_blocks=200, registry=registry, **more):
         context = make_context(**more)
         runner = runner_class(context, platform, registry, device_class())
         runner.load_model()

@@ -1,0 +1,151 @@
+"""The port to an accelerator: what torch's device modules have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hardpoint_runtime.accelerator.graphs import DeviceGraph, DeviceGraphPool, capture
+from hardpoint_runtime.accelerator.memory import MemorySnapshot
+from hardpoint_runtime.device import Graph, MemoryInfo, TorchDeviceOps
+
+if TYPE_CHECKING:
+    from hardpoint_runtime.accelerator.pools import AddressKeepingPools
+
+
+class AcceleratorDeviceOps(TorchDeviceOps):
+    """The port over ``torch.get_device_module(name)`` of a device with memory of its own, streams
+    and events. Work is given to it, and goes on after the call has returned.
+
+    A plugin sets :attr:`graph_class`, and overrides :meth:`make_pools` and ``make_communicator``.
+    """
+
+    graph_class: ClassVar[str | None] = None
+    """The name, in the device's module, of its graphs (``capture_begin(pool=...)``,
+    ``capture_end()``, ``replay()``, ``pool()``); None: graphs are recorded lists of operations.
+    """
+
+    def __init__(self, name: str, index: int = 0, *, pins: bool = True) -> None:
+        super().__init__(name, index, pins=pins)
+
+    # Collaborators: override one to change a part.
+
+    def make_pools(self) -> AddressKeepingPools | None:
+        """Build what memory is allocated from that can sleep; None: this device has none, and
+        ``sleep`` is refused. Called once, at the first allocation under a tag.
+        """
+        return None
+
+    def make_graph(self) -> Any:
+        """Return an empty graph of the device. Raises UnsupportedError without
+        :attr:`graph_class`.
+        """
+        if self.graph_class is None:
+            self._unsupported("graphs of its own")
+        return self._call(self.graph_class)
+
+    # Taking the device.
+
+    def count(self) -> int:
+        """Return how many devices of the kind this process sees."""
+        return int(self._call("device_count"))
+
+    @property
+    def forked_too_late(self) -> bool:
+        """Whether this process was forked of one whose device was taken already, so that it cannot
+        have it.
+        """
+        asked = getattr(self._module, "_is_in_bad_fork", None)
+        return bool(asked()) if asked is not None else False
+
+    # Memory.
+
+    @functools.cached_property
+    def pools(self) -> AddressKeepingPools | None:
+        """What :meth:`make_pools` made."""
+        return self.make_pools()
+
+    def memory_info(self) -> MemoryInfo:
+        """Ask the device module's ``mem_get_info``."""
+        free, total = self._call("mem_get_info", self.device)
+        return MemoryInfo(free=free, total=total)
+
+    def memory_allocated(self) -> int:
+        """Ask the device module's ``memory_allocated``; what sleeps does not count."""
+        return super().memory_allocated() - self.asleep
+
+    def memory_reserved(self) -> int:
+        """Return what torch's allocator has taken of the device for this process, whether or not
+        tensors use it.
+        """
+        if not hasattr(self._module, "memory_reserved"):
+            return self.memory_allocated()
+        return int(self._call("memory_reserved", self.device)) - self.asleep
+
+    @property
+    def asleep(self) -> int:
+        """The bytes that torch believes to hold, and that sleep."""
+        pools = self.__dict__.get("pools")
+        return 0 if pools is None else int(pools.asleep)
+
+    def snapshot(self) -> MemorySnapshot:
+        """Return the figures of this moment, when all work is done."""
+        self.synchronize()
+        info = self.memory_info()
+        return MemorySnapshot(
+            free=info.free,
+            total=info.total,
+            reserved=self.memory_reserved(),
+            allocated=self.memory_allocated(),
+        )
+
+    def peak_memory(self, run: Callable[[], object]) -> int:
+        """Call ``run()``; return the most that torch's allocator held meanwhile, pieces that no
+        tensor fits into included. What it kept unused before is given back first.
+        """
+        self.empty_cache()
+        self._call("reset_peak_memory_stats", self.device)
+        run()
+        self.synchronize()
+        name = "max_memory_reserved"
+        if not hasattr(self._module, name):
+            name = "max_memory_allocated"
+        return int(self._call(name, self.device)) - self.asleep
+
+    def empty_cache(self) -> None:
+        """Give back to the device what the allocator keeps and no tensor uses."""
+        if hasattr(self._module, "empty_cache"):
+            self._call("empty_cache")
+
+    def pool(self, tag: str) -> contextlib.AbstractContextManager[object]:
+        """Allocate from the pool of ``tag``, where there are pools."""
+        return contextlib.nullcontext() if self.pools is None else self.pools.use(tag)
+
+    # Graphs.
+
+    def graph_pool(self) -> Any:
+        """Return the private memory of the device's graphs, which they share."""
+        return super().graph_pool() if self.graph_class is None else DeviceGraphPool(self)
+
+    def capture(
+        self,
+        function: Callable[[], Any],
+        key: Hashable,
+        *,
+        pool: Any = None,
+        rehearsal: Callable[[], Any] | None = None,
+    ) -> Graph:
+        """Capture on a stream of its own, into ``pool``; see
+        :mod:`hardpoint_runtime.accelerator.graphs`.
+        """
+        if self.graph_class is None:
+            return super().capture(function, key, pool=pool, rehearsal=rehearsal)
+        return capture(self, function, key, pool or self.graph_pool(), rehearsal)
+
+    def replay(self, graph: Any) -> Any:
+        """Launch the graph on the current stream."""
+        if isinstance(graph, DeviceGraph):
+            return graph.replay()
+        return super().replay(graph)

@@ -1,0 +1,20 @@
+"""Keys that every accelerator's plugin has."""
+
+from __future__ import annotations
+
+from attrs import frozen
+from hardpoint.config.schema import key
+
+HOST = "host"
+
+
+@frozen(kw_only=True)
+class AcceleratorSettings:
+    """How the plugin is tried where its devices are not. Plugins add keys of their own."""
+
+    substitute: str = key(
+        "none",
+        "what stands for the device: nothing, or (to try the plugin without one) host memory",
+        choices=("none", HOST),
+    )
+    substitute_devices: int = key(1, "how many devices the substitute has", low=1)
