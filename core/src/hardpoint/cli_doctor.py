@@ -89,6 +89,7 @@ def _report(registry: Registry, config: Config) -> dict[str, Any]:
     run = rehearse(config, registry)
     parts = ("platform", "executor", "model", "error")
     report["selected"] = {part: getattr(run, part) for part in parts}
+    report["remarks"] = list(run.remarks)
     report["listeners"] = None if run.listeners is None else [*map(asdict, run.listeners)]
     report["settings"] = _settings(registry, run.config)
     return report
@@ -203,6 +204,7 @@ def _text(report: dict[str, Any]) -> str:
             parts += [text for row in rows for text in _detail_text(row)]
     if "selected" in report:
         parts.append(_selected_text(report["selected"]))
+        parts += [f"Mind: {one_line(remark)}" for remark in report["remarks"]]
         parts += _listening_text(report["listeners"])
     if "fidelity" in report:
         parts.append(_fidelity_text(report["fidelity"]))

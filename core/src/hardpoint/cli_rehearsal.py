@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Rehearsal:
     """How far a run would come. ``config`` is as complete as it became; ``error`` is how the run
     would end. ``model`` is None too where none is named and no default is installed. ``listeners``
-    are the sockets at which it would listen, None where it does not come so far.
+    are the sockets at which it would listen, None where it does not come so far. ``remarks`` are
+    the platform's own on the run.
     """
 
     config: Config
@@ -28,6 +29,7 @@ class Rehearsal:
     model: str | None = None
     error: str | None = None
     listeners: Sequence[Listener] | None = None
+    remarks: Sequence[str] = ()
 
 
 class _Step(NamedTuple):
@@ -77,6 +79,7 @@ def _steps(config: Config, registry: Registry) -> Iterator[_Step]:
     yield _Step(config, "listeners", tuple(executor.listeners(config, registry, platform)))
     if described:
         resolution.check(config, registry, platform, executor)
+        yield _Step(config, "remarks", tuple(platform.remarks(config)))
     resolution.admission_offer(config, registry, platform)
 
 

@@ -106,6 +106,15 @@ class Platform(ABC):
         """
         return ()
 
+    def remarks(self, config: Config) -> Sequence[str]:
+        """Return what whoever asks for this configuration should know of how it would run: a
+        sentence for each thing, such as why something is slower than it could be, with the way out.
+
+        Called by the doctor, with a complete configuration that :meth:`check` found good. Starts
+        nothing, imports nothing heavy.
+        """
+        return ()
+
     def check_request(self, request: RequestView) -> Problem | None:
         """Return why this request cannot be served, or None; called before queueing. It never edits
         the request. Here: the first of ``unsupported_parameters`` that it sets.

@@ -241,9 +241,11 @@ def test_a_model_that_is_not_lowered_runs_through_torch_or_is_refused(checkpoint
     with caplog.at_level(logging.INFO), engine(tmp_path, "auto") as llm:
         assert program_threads(llm) is None
         llm.generate(PROMPTS[:1], GREEDY)
-    said = [each for each in caplog.messages if "through torch instead" in each]
+    said = [each for each in caplog.records if "through torch instead" in each.message]
     (line,) = said
-    assert line.endswith("native program: the model is a ForeignModel, which is not lowered yet")
+    assert line.levelno == logging.WARNING
+    assert "slower: the model is a ForeignModel, which is not lowered yet. A" in line.message
+    assert "plugins.cpu.native = 'off' asks for torch" in line.message
     with pytest.raises(HardpointError, match=r"native = 'on'.*ForeignModel"):
         engine(tmp_path, "on").close()
 

@@ -16,6 +16,7 @@ from hardpoint_runtime.graphs.programs import ProgramGraphs
 from hardpoint_runtime.model_runner import TorchModelRunner
 
 from hardpoint_cpu.native import library
+from hardpoint_cpu.native.expectations import slow_way
 from hardpoint_cpu.native.lowering import program_bytes
 from hardpoint_cpu.native.program import Program
 from hardpoint_cpu.native.refusals import refusal
@@ -80,8 +81,15 @@ class CpuModelRunner(TorchModelRunner):
             asked = "plugins.cpu.native = 'on'" if native == "on" else "batch_invariant"
             raise UnsupportedError(asked, "this model on the cpu platform", reason=reason)
         else:
-            _logger.info("through torch instead of a native program: %s", reason)
+            self._tell(reason)
         return report
+
+    def _tell(self, reason: str) -> None:
+        """Say once in a run that steps are slower than they could be; no news where it was asked
+        for, or where another rank says it.
+        """
+        known = self.config.graph.graph_mode == "none" or self.context.rank
+        _logger.log(logging.INFO if known else logging.WARNING, "%s", slow_way(reason))
 
     def forward(self, inputs: BatchInputs, plan: SchedulerOutput) -> torch.Tensor | None:
         """Run a step; its logits are not even written where only the best tokens are wanted."""

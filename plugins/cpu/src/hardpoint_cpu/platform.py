@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from hardpoint.capabilities import NOT_YET, YES, Capability, Support
-from hardpoint.checkpoints.decoder_architectures import ARCHITECTURES
 from hardpoint.platform import Platform, RequestView
 from hardpoint.records import Device, Limits, Placement, Problem, Verdict
 
 from hardpoint_cpu import memory, threads
 from hardpoint_cpu.native import library
+from hardpoint_cpu.native.expectations import slow_way, why_no_program
 from hardpoint_cpu.procfs import ROOT, read
 from hardpoint_cpu.settings import CpuSettings
 
@@ -146,6 +146,14 @@ class CpuPlatform(Platform):
             )
         return super().check_request(request)
 
+    def remarks(self, config: Config) -> Sequence[str]:
+        """Say that steps would run through torch, and why, where a native program was possible."""
+        options = self.options
+        if options.native != "auto":
+            return ()
+        reason = library.availability().reason or why_no_program(config)
+        return () if reason is None or config.graph.graph_mode == "none" else (slow_way(reason),)
+
     def _how_steps_run(self) -> str:
         """Return what the doctor says of native programs: which are used, or why none."""
         options, available = self.options, library.availability()
@@ -156,14 +164,8 @@ class CpuPlatform(Platform):
 
     def _expects_program(self, config: Config) -> bool:
         """Whether steps will run as a native program, as far as can be told before loading."""
-        graph, described = config.graph, config.description
-        return (
-            not _without_programs(self.options, library.availability())
-            and (described is None or described.architecture in ARCHITECTURES)
-            and graph.graph_mode in (None, "full")
-            and graph.graph_sizes is None
-            and graph.graph_policy is None
-        )
+        without = _without_programs(self.options, library.availability())
+        return not without and why_no_program(config) is None
 
     def _multiplies_bfloat16(self) -> bool:
         flags = (read(self.root / "proc/cpuinfo") or "").split()

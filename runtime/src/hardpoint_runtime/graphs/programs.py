@@ -163,7 +163,7 @@ class ProgramGraphs:
         """Log once what runs through torch."""
         if reason not in self._told:
             self._told.add(reason)
-            _logger.info("through torch instead of the program: %s", reason)
+            _logger.warning("through torch instead of the program, and slower: %s", reason)
 
     def close(self) -> None:
         """Give the program's threads and memory back."""

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hardpoint_runtime import host_linear, operations
-from hardpoint_runtime.graphs.modes import GraphMode
 from hardpoint_runtime.models.decoder import DecoderForCausalLM
 from hardpoint_runtime.models.decoder_layers import DecoderAttention, DecoderLayer, DecoderMLP
 from hardpoint_runtime.models.experts import Experts, SharedExpert
@@ -20,11 +19,11 @@ from hardpoint_runtime.models.rotary import Rotary
 from hardpoint_runtime.quantization import form_of
 from torch import nn
 
+from hardpoint_cpu.native.expectations import other_graphs
 from hardpoint_cpu.native.lowered import KINDS
 from hardpoint_cpu.native.lowering import ACTIVATIONS
 
 if TYPE_CHECKING:
-    from hardpoint.config.schema import GraphConfig
     from hardpoint_runtime.model_runner import TorchModelRunner
 
 KNOWN = (
@@ -44,7 +43,7 @@ def refusal(runner: TorchModelRunner) -> str | None:
 
 def _refusals(runner: TorchModelRunner) -> Iterator[str]:
     model = runner.get_model()
-    yield from _other_graphs(runner.config.graph)
+    yield from other_graphs(runner.config.graph)
     for name, module in model.named_modules():
         if type(module) not in KNOWN:
             yield f"{name or 'the model'} is a {type(module).__name__}, which is not lowered yet"
@@ -59,18 +58,6 @@ def _refusals(runner: TorchModelRunner) -> Iterator[str]:
     yield from _unknown_operations(runner.operations)
     if runner.kv_cache is not None and len(runner.kv_cache.plan.groups) != 1:
         yield "its layers keep keys and values in different ways"
-
-
-def _other_graphs(wanted: GraphConfig) -> Iterator[str]:
-    mode = wanted.graph_mode
-    if mode == "none":
-        yield "graph_mode = 'none', so that no step replays anything"
-    elif mode is not None and GraphMode.named(mode) is not GraphMode.FULL:
-        yield f"graph_mode = {mode!r}, and a program is a full graph"
-    if wanted.graph_sizes is not None:
-        yield "graph_sizes is set, and a program is for steps of any size"
-    if wanted.graph_policy is not None:
-        yield f"graph_policy = {wanted.graph_policy!r} chooses among recorded graphs"
 
 
 def _unknown_parts(model: DecoderForCausalLM) -> Iterator[str]:
