@@ -94,6 +94,12 @@ class DeviceOps(ABC):
     def memory_allocated(self) -> int:
         """Return the bytes that this process holds on the device now."""
 
+    def memory_held(self) -> int:
+        """Return the bytes that are in use, as far as the device can tell: what graphs take is the
+        growth of this. Here: what :meth:`memory_allocated` says.
+        """
+        return self.memory_allocated()
+
     def peak_memory(self, run: Callable[[], object]) -> int:
         """Call ``run()``; return the most bytes that this process held on the device meanwhile.
 

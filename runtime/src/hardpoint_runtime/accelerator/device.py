@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hardpoint.errors import ConfigError, LifecycleError
+
 from hardpoint_runtime.accelerator.graphs import DeviceGraph, DeviceGraphPool, capture
 from hardpoint_runtime.accelerator.memory import MemorySnapshot
 from hardpoint_runtime.device import Graph, MemoryInfo, TorchDeviceOps
@@ -48,6 +50,24 @@ class AcceleratorDeviceOps(TorchDeviceOps):
 
     # Taking the device.
 
+    def set_device(self) -> None:
+        """Make the device current. Raises ConfigError for one that this process does not see, and
+        LifecycleError where it was forked after its parent had taken the device.
+        """
+        if self.forked_too_late:
+            raise LifecycleError(
+                f"this process was forked of one that had taken {self.device.type} devices, and "
+                "can use none: start workers before the device is used, or plugins.mp.start = "
+                "'plain'"
+            )
+        index = self.device.index or 0
+        if index >= (count := self.count()):
+            raise ConfigError(
+                f"device {index} of {self.device.type} is asked for (by the key devices, or as the "
+                f"worker of that number on this host), and this process sees {count}"
+            )
+        super().set_device()
+
     def count(self) -> int:
         """Return how many devices of the kind this process sees."""
         return int(self._call("device_count"))
@@ -83,6 +103,19 @@ class AcceleratorDeviceOps(TorchDeviceOps):
         if not hasattr(self._module, "memory_reserved"):
             return self.memory_allocated()
         return int(self._call("memory_reserved", self.device)) - self.asleep
+
+    def memory_held(self) -> int:
+        """Return what is in use of the device, by whomever: graphs hold memory beside the
+        allocator's.
+        """
+        self.synchronize()
+        info = self.memory_info()
+        return info.total - info.free
+
+    @property
+    def rounding(self) -> int:
+        """The most bytes that one allocation under a tag loses to the size of pages."""
+        return 0 if self.pools is None else self.pools.rounding
 
     @property
     def asleep(self) -> int:

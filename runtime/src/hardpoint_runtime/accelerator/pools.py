@@ -83,6 +83,14 @@ class AddressKeepingPools:
             self.memory.unmap(piece.address, piece.num_bytes)
         self.memory.release(piece.address, piece.num_bytes)
 
+    @property
+    def rounding(self) -> int:
+        """The most bytes that an allocation takes beyond what was asked for."""
+        return self.memory.granularity
+
+    def close(self) -> None:
+        """Let go of what is kept for later allocations. Called when the worker shuts down."""
+
     def rounded(self, num_bytes: int) -> int:
         """Return what a piece of at least ``num_bytes`` takes."""
         unit = self.memory.granularity

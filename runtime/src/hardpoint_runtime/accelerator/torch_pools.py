@@ -38,6 +38,9 @@ ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctyp
 FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 """(address, bytes, device, stream)."""
 
+SEGMENT = 2 << 20
+"""Bytes of which torch makes large segments multiples."""
+
 MakeAllocator = Callable[[int, int], Any]
 """Makes torch's handle of an allocator from the addresses of its two functions."""
 
@@ -71,6 +74,11 @@ class TorchPools(AddressKeepingPools):
             self._torch_pools[tag] = self._made(tag)
         with self._module.use_mem_pool(self._torch_pools[tag], self._device):
             yield
+
+    @property
+    def rounding(self) -> int:
+        """What torch's own allocator rounds large segments up to, or a page, if that is more."""
+        return max(self.memory.granularity, SEGMENT)
 
     def close(self) -> None:
         """Drop torch's pools: what no tensor uses any more goes back to the device."""

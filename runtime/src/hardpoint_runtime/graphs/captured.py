@@ -4,6 +4,7 @@ after.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -21,12 +22,13 @@ Graph = TypeVar("Graph")
 @frozen(kw_only=True)
 class CaptureReport:
     """What capturing cost: ``graphs`` made, in ``seconds``, holding ``num_bytes`` more of the
-    device's memory.
+    device's memory; ``growth`` is how much more after each, in the plan's order.
     """
 
     graphs: int = 0
     seconds: float = 0.0
     num_bytes: int = 0
+    growth: tuple[int, ...] = ()
 
 
 class CapturedGraphs(Generic[Graph]):
@@ -51,16 +53,18 @@ class CapturedGraphs(Generic[Graph]):
         Called by the runner's warm-up. Raises LifecycleError the second time.
         """
         started = time.perf_counter()
-        before = memory() if memory else 0
+        held = [memory() if memory else 0]
         for capture in self.plan.captures():
             for _ in range(warm_ups):
                 run(capture)
             self.add(capture, record)
+            held.append(memory() if memory else 0)
         self.close()
         return CaptureReport(
             graphs=len(self._graphs),
             seconds=time.perf_counter() - started,
-            num_bytes=(memory() if memory else 0) - before,
+            num_bytes=held[-1] - held[0],
+            growth=tuple(after - before for before, after in itertools.pairwise(held)),
         )
 
     def add(self, capture: Capture, record: Callable[[Capture], Graph]) -> None:

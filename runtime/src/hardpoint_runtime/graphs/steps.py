@@ -57,6 +57,7 @@ class StepGraphs:
         self._device = device = runner.device
         self._block_sizes = tuple(builder.block_size for builder in runner.builders)
         self._buffers = _make_buffers(runner, plan)
+        self.report = CaptureReport()
         self._identities: Identities | None = None
         self._pool = device.graph_pool()
         self._scratch = GraphPool(lambda num_bytes: device.allocate(num_bytes, "graphs"))
@@ -72,7 +73,7 @@ class StepGraphs:
         for capture in self._largest_whole():
             self._run_eagerly(capture)
         self._runner.workspace.lock()
-        report = self.captured.capture_all(
+        self.report = report = self.captured.capture_all(
             self._run_eagerly,
             self._capture,
             warm_ups=self._runner.config.graph.graph_warm_ups,
@@ -155,7 +156,7 @@ class StepGraphs:
     def _held(self) -> int:
         """Return the bytes that graphs hold, as far as it is known."""
         pool = self._pool
-        other = pool.num_bytes if isinstance(pool, GraphPool) else self._device.memory_allocated()
+        other = pool.num_bytes if isinstance(pool, GraphPool) else self._device.memory_held()
         return self._scratch.num_bytes + other
 
     def _watched(self) -> dict[str, Current]:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 ALIGNMENT = 256
 """Views begin at multiples of this many bytes: what vector loads of any device are content with."""
 TAG = "workspace"
-"""What the memory is accounted under. It is put to sleep with its tag, and is there again, with
-undefined content, after any wake-up.
+"""What the memory is accounted under. It sleeps when everything does, and is there again after any
+wake-up: what was kept is zero then, the rest undefined.
 """
 
 Ask = tuple[Sequence[int], torch.dtype]
@@ -97,6 +97,11 @@ class Workspace:
     def unlock(self) -> None:
         """Let it grow again: a warm-up begins. What graphs hold of it may move."""
         self.locked = False
+
+    def woke(self) -> None:
+        """Be as after the first allocation: the memory was away, and may hold anything."""
+        for kept in self._kept.values():
+            kept.zero_()
 
     @property
     def num_bytes(self) -> int:
