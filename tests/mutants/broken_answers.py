@@ -87,7 +87,8 @@ class PromptTokensValueShifted(Runner):
 )
 class RowsReversed(Runner):
     def change(self, output, step):
-        return evolve(output, tokens=output.tokens[::-1])
+        alike = len({len(row) for row in output.tokens}) == 1
+        return evolve(output, tokens=output.tokens[::-1]) if alike else output
 
 
 @broken(
@@ -171,12 +172,19 @@ class MaskForAll(Runner):
 @broken("one draft too many is accepted", "test_drafts_change_no_answer")
 class AcceptsEveryDraft(Runner):
     def change(self, output, step):
-        tokens = tuple(
-            (*row[:-1], step.drafts[req_id][len(row) - 1], *row[-1:])
-            if 0 < len(row) <= len(step.drafts.get(req_id, ())) else row
-            for req_id, row in zip(output.req_ids, output.tokens, strict=True)
-        )  # fmt: skip
-        return evolve(output, tokens=tokens)
+        return evolve(output, tokens=tuple(map(self._more, output.req_ids, output.tokens)))
+
+    def _sample(self, computed, grammar):
+        self._given = computed.step.drafts
+        return super()._sample(computed, grammar)
+
+    def _more(self, req_id, row):
+        drafts = self._given.get(req_id, ())
+        if not 0 < len(row) <= len(drafts):
+            return row
+        wrong = drafts[len(row) - 1]
+        self.requests[req_id].tokens.insert(-1, wrong)
+        return (*row[:-1], wrong, row[-1])
 
 
 @broken(

@@ -155,42 +155,82 @@ class StaleTable(Runner):
 
 
 class _Remembers(RequestTable):
+    kept: tuple[str, ...] = ()
+
     def apply(self, step):
-        return super().apply(evolve(step, finished=frozenset()))
+        self.old = {req_id: self[req_id] for req_id in step.finished if req_id in self._states}
+        return super().apply(step)
+
+    def _add(self, new):
+        state = super()._add(new)
+        if new.req_id in self.old:
+            for name in self.kept:
+                setattr(state, name, getattr(self.old[new.req_id], name))
+        return state
 
 
-@broken("finished requests are not forgotten", "test_an_id_can_be_used_again")
-class NeverForgets(Runner):
-    table_class = _Remembers
+class _RemembersBlocks(_Remembers):
+    def _add(self, new):
+        state = super()._add(new)
+        if new.req_id in self.old:
+            state.blocks = [
+                old + fresh
+                for old, fresh in zip(self.old[new.req_id].blocks, state.blocks, strict=True)
+            ]
+        return state
+
+
+@broken("a used id keeps the blocks of its finished request", "test_an_id_can_be_used_again")
+class NeverForgetsBlocks(Runner):
+    table_class = _RemembersBlocks
+
+
+class _RemembersParameters(_Remembers):
+    kept = ("sampling",)
+
+
+@broken("a used id keeps the parameters of its finished request", "test_an_id_can_be_used_again")
+class NeverForgetsParameters(Runner):
+    table_class = _RemembersParameters
 
 
 class _IgnoresAllTokens(RequestTable):
     def _add(self, new):
         state = super()._add(new)
-        del state.tokens[len(new.prompt) :]
-        state.num_computed = min(state.num_computed, len(state.tokens) - 1)
+        beyond = len(state.tokens) - len(new.prompt)
+        state.tokens[len(new.prompt) :] = [0] * beyond
         return state
 
 
 @broken(
-    "prefill_tokens is ignored: a request computed anew begins from its prompt",
+    "prefill_tokens is ignored: of a request computed anew, the answer so far is read as zeros",
     "test_a_request_that_is_computed_anew_elsewhere_goes_on",
 )
 class ForgetsItsAnswer(Runner):
     table_class = _IgnoresAllTokens
 
 
+@broken(
+    "a request computed anew is sampled only when its prompt ends a step",
+    "test_a_request_that_is_computed_anew_elsewhere_goes_on",
+)
+class SampledAtThePromptOnly(Runner):
+    def _forward(self, state, count, drafts):
+        anew = bool(state.output) and not state.num_computed
+        return super()._forward(state, count, drafts) and not anew
+
+
 class _FirstBlocksOnly(RequestTable):
     def _update(self, running):
-        if len(running.req_ids) > 1:
-            running = evolve(running, new_blocks=(running.new_blocks[0],) * len(running.req_ids))
-        return super()._update(running)
+        first = next((each for each in running.new_blocks if each is not None), None)
+        given = tuple(each and first for each in running.new_blocks)
+        return super()._update(evolve(running, new_blocks=given))
 
 
 @broken(
-    "every running request of a step gets the new blocks of the first",
-    "test_a_full_batch_is_its_requests", "test_random_histories_are_the_oracles",
-)  # fmt: skip
+    "running requests that grow in one step get the new blocks of the first",
+    "test_requests_that_grow_together_get_each_its_own_blocks",
+)
 class BlocksOfTheFirst(Runner):
     table_class = _FirstBlocksOnly
 

@@ -22,6 +22,8 @@ from hardpoint.messages import (
 from hardpoint.records import Limits
 from hardpoint.sampling_params import SamplingParams
 
+from hardpoint_conformance.contract import expect
+
 GREEDY = SamplingParams(temperature=0, seed=1, max_tokens=None)
 
 
@@ -220,10 +222,22 @@ class Steps:
         """Advance until every request has ``num_output`` tokens; return them, in order."""
         requests = list(self.requests.values())
         while busy := [r for r in requests if len(r.output) < num_output]:
+            self._check_sampled(busy)
             self.requests = {request.req_id: request for request in busy}
             self.round(chunk)
         self.requests = {request.req_id: request for request in requests}
         return [request.output[:num_output] for request in requests]
+
+    @staticmethod
+    def _check_sampled(requests: Sequence[Request]) -> None:
+        silent = next((each for each in requests if not each.left), None)
+        expect(
+            silent is None, "the step that computes a request's last known token chooses the next",
+            seen=f"request {getattr(silent, 'req_id', '')}: nothing chosen",
+            where=ModelRunnerOutput,
+            do="Sample where the plan reaches the end of what is known: the prompt and what was "
+            "chosen since, or prefill_tokens.",
+        )  # fmt: skip
 
     def alone(
         self, prompt: Sequence[int], num_output: int, sampling: SamplingParams = GREEDY,

@@ -60,6 +60,22 @@ class BatchTests(ModelRunnerPart):
         if idle.logprobs:
             bench.check_scores(idle, "a request that waited while padded batches ran")
 
+    def test_requests_that_grow_together_get_each_its_own_blocks(self) -> None:
+        """In one step each needs a new block, twice."""
+        bench = self.bench
+        size = bench.steps.block_size
+        count = min(3, bench.most_seqs)
+        sampling = scored_if(self.supports(Capability.LOGPROBS))
+        requests = [
+            bench.steps.add([3 + (7 * place + 11 * number) % 80 for place in range(size)], sampling)
+            for number in range(count)
+        ]
+        bench.steps.run(size + 3)
+        for request in requests:
+            bench.check_greedy(request, "requests whose block tables grow in the same step")
+            if request.logprobs:
+                bench.check_scores(request, "requests whose block tables grow in the same step")
+
     def test_requests_come_and_go(self) -> None:
         """A new one in the step after another ended takes nothing over from it."""
         bench = self.bench

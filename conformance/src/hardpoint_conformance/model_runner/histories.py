@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 
+from attrs import evolve
 from hardpoint.capabilities import Capability
 from hardpoint.messages import SchedulerOutput
+from hardpoint.sampling_params import SamplingParams
 
 from hardpoint_conformance.contract import expect_equal
 from hardpoint_conformance.generation import SCORED, scored_if
 from hardpoint_conformance.model_runner.part import ModelRunnerPart
-from hardpoint_conformance.steps import Request
+from hardpoint_conformance.steps import GREEDY, Request
 from hardpoint_conformance.suite import needs
 
 
@@ -63,17 +65,30 @@ class HistoryTests(ModelRunnerPart):
         bench.check_greedy(again, "a request recomputed from its tokens")
 
     def test_an_id_can_be_used_again(self) -> None:
-        """What was finished is forgotten, in the order: finished first, then new."""
+        """What was finished is forgotten, in the order: finished first, then new. Its blocks are
+        somebody else's, its parameters nobody's.
+        """
         bench = self.bench
-        first = bench.steps.add((4, 5, 6))
+        barred = bench.oracle_tokens(Request("", (), GREEDY, [70, 71, 72, 73]), 1)
+        first = bench.steps.add((4, 5, 6), self._barring(barred[0]))
         bench.steps.run(3)
+        old = list(first.blocks)
         bench.steps.finish(first)
         second = bench.steps.add((70, 71, 72, 73))
         del bench.steps.requests[second.req_id]
         second.req_id = first.req_id
+        thief = bench.steps.add(tuple(range(60, 66)), blocks=old)
+        for block in old:
+            bench.steps.free.remove(block)
         bench.steps.requests[second.req_id] = second
         bench.steps.run(5)
         bench.check_greedy(second, "a request with the id of one that was finished")
+        bench.check_greedy(thief, "a request in the blocks of one that was finished")
+
+    def _barring(self, token: int) -> SamplingParams:
+        """Return greedy parameters that never give ``token``, where the platform has such."""
+        barring = evolve(GREEDY, logit_bias={token: -100.0})
+        return GREEDY if self.bench.refused(barring) else barring
 
     @needs(Capability.PREFIX_CACHING)
     def test_a_prefix_in_the_cache_is_used_as_it_is(self) -> None:
