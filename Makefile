@@ -15,7 +15,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 INDEX_FLAG := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 SERVING := core engine runtime plugins/uniproc plugins/multiproc plugins/cpu
-DISTRIBUTIONS := $(SERVING) plugins/external_launcher plugins/dummy plugins/ray plugins/tpu conformance scaffold
+DISTRIBUTIONS := $(SERVING) plugins/external_launcher plugins/dummy plugins/ray plugins/tpu plugins/cuda plugins/rocm plugins/xpu conformance scaffold
 NATIVE := $(foreach dist,core plugins/cpu,$(dist)/hatch_build.py $(wildcard $(dist)/native/*))
 PROJECT_FILES := $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) constraints.txt requirements-dev.txt Makefile $(NATIVE)
 SOURCES := $(addsuffix /src,$(DISTRIBUTIONS))

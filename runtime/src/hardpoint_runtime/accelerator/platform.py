@@ -117,20 +117,16 @@ class AcceleratorPlatform(Platform):
         return Verdict(available=True, priority=100, reason=told, devices=seen.devices)
 
     def limits(self, config: Config) -> Limits:
-        """Return what can be executed: 16-bit types where the devices have them.
-
-        ``dtype = auto`` is the stored type where that is one of 16 bits that the devices compute
-        in, else bfloat16; float32 on devices without that.
+        """Return what can be executed. ``dtype = auto`` is bfloat16 where the devices compute in
+        it, else float32.
         """
-        stored = None if config.description is None else config.description.stored_dtype
         types = self.dtypes()
-        default = stored if stored in types and stored != "float32" else types[0]
-        return Limits(dtypes=types, default_dtype=default, block_sizes=self.block_sizes)
+        return Limits(dtypes=types, default_dtype=types[0], block_sizes=self.block_sizes)
 
     def dtypes(self) -> tuple[str, ...]:
         """Return the types that all visible devices compute in, the default first."""
         has = self.sighting.features.get("bfloat16", True)
-        return ("bfloat16", "float16", "float32") if has else ("float32", "float16")
+        return ("bfloat16", "float32") if has else ("float32",)
 
     def placement(self, config: Config) -> Placement:
         """One worker for each rank, on a device of its own."""
@@ -185,9 +181,12 @@ class AcceleratorPlatform(Platform):
         return f"Lower it, or show more with {hiding}." if hiding else "Lower it."
 
     def _substitutes(self) -> Sighting:
-        count = self.accelerator_settings.substitute_devices
+        options = self.accelerator_settings
         return Sighting(
-            devices=tuple(Device(id=str(n), name="substitute on the host") for n in range(count))
+            devices=tuple(
+                Device(id=str(n), name="host memory", memory_bytes=options.substitute_bytes)
+                for n in range(options.substitute_devices)
+            )
         )
 
 

@@ -18,3 +18,4 @@ class AcceleratorSettings:
         choices=("none", HOST),
     )
     substitute_devices: int = key(1, "how many devices the substitute has", low=1)
+    substitute_bytes: int = key(4 << 30, "memory of each of them", low=1)

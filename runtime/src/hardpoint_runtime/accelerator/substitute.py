@@ -4,17 +4,122 @@ one: the key ``plugins.NAME.substitute``. It says nothing of a device's own beha
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
 
-import numpy as np
 import torch
+from hardpoint.errors import ConfigError
 
 from hardpoint_runtime.accelerator.device import AcceleratorDeviceOps
+from hardpoint_runtime.accelerator.host_memory import HostVirtualMemory
+from hardpoint_runtime.accelerator.host_pools import HostPools
+from hardpoint_runtime.accelerator.settings import AcceleratorSettings
 from hardpoint_runtime.device import HostDeviceOps, MemoryInfo
 
 if TYPE_CHECKING:
     from hardpoint_runtime.parallel.communicator import Communicator, Meeting
     from hardpoint_runtime.parallel.groups import Group
 
-STATUS = "/proc/self/status"
+PROCESS = Path("/proc/self")
+
+
+class SubstituteDeviceOps(AcceleratorDeviceOps):
+    """``count`` devices of ``num_bytes`` each, made of host memory. What is used is what the
+    process has in memory, so never less than a device would; work is done when a call returns.
+    """
+
+    def __init__(self, count: int, num_bytes: int, index: int = 0) -> None:
+        super().__init__("cpu", 0, pins=False)
+        self.device = torch.device("cpu")
+        self.index = index
+        self._count = count
+        self._num_bytes = num_bytes
+
+    @classmethod
+    def of(cls, settings: AcceleratorSettings, index: int) -> Self:
+        """Return the device ``index`` of what the settings of a plugin describe."""
+        return cls(settings.substitute_devices, settings.substitute_bytes, index)
+
+    def count(self) -> int:
+        """Return what the settings say."""
+        return self._count
+
+    def set_device(self) -> None:
+        """Refuse what a device would: host memory itself is always at hand."""
+        if self.index >= self._count:
+            raise ConfigError(
+                f"device {self.index} is asked for (by the key devices, or as the worker of that "
+                f"number on this host), and the substitute has {self._count}"
+            )
+
+    def seed(self, seed: int) -> None:
+        """Seed torch's default generator, which is this device's."""
+        torch.default_generator.manual_seed(seed)
+
+    def memory_info(self) -> MemoryInfo:
+        """Return what the settings say, less what is used."""
+        return MemoryInfo(
+            free=max(0, self._num_bytes - self.memory_allocated()), total=self._num_bytes
+        )
+
+    def memory_allocated(self) -> int:
+        """Return the resident bytes of this process; what sleeps is not among them."""
+        return _resident("VmRSS")
+
+    def memory_reserved(self) -> int:
+        """Return the same: nothing is kept aside."""
+        return self.memory_allocated()
+
+    def peak_memory(self, run: Callable[[], object]) -> int:
+        """Return the most resident bytes while ``run()`` ran; where the kernel does not forget the
+        earlier peak, that of the whole life.
+        """
+        with contextlib.suppress(OSError):
+            (PROCESS / "clear_refs").write_text("5")
+        run()
+        return max(_resident("VmHWM"), _resident("VmRSS"))
+
+    def empty_cache(self) -> None:
+        """Do nothing."""
+
+    def allocate(self, num_bytes: int, tag: str) -> torch.Tensor:
+        """Return zeroed memory of a pool, which costs nothing until it is touched."""
+        return self.host_pools.tensor(tag, (num_bytes,), (1,), torch.uint8)
+
+    def make_pools(self) -> HostPools:
+        """Build pools of pages."""
+        return HostPools(HostVirtualMemory(), self.host_buffer, self.synchronize)
+
+    @property
+    def host_pools(self) -> HostPools:
+        """The pools, typed."""
+        return cast("HostPools", self.pools)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor itself."""
+        return tensor
+
+    def synchronize(self) -> None:
+        """Do nothing: no work is ever outstanding."""
+
+    def stream(self) -> Any:
+        """Raise UnsupportedError: host memory has none."""
+        self._unsupported("streams")
+
+    def event(self) -> Any:
+        """Raise UnsupportedError: host memory has none."""
+        self._unsupported("events")
+
+    def make_communicator(self, group: Group, meeting: Meeting) -> Communicator:
+        """As host memory does."""
+        return HostDeviceOps().make_communicator(group, meeting)
+
+
+def _resident(name: str) -> int:
+    """Return the bytes of a line of the process's status."""
+    for line in (PROCESS / "status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0

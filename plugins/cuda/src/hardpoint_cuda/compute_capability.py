@@ -1,0 +1,67 @@
+"""What NVIDIA GPUs can do, by their compute capability. Numbers of the CUDA C++ programming guide,
+"Compute Capabilities".
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+Version = tuple[int, int]
+
+LEAST: Version = (7, 0)
+"""Triton has no code for anything older."""
+
+
+@frozen(kw_only=True)
+class Features:
+    """Of one generation: which types its tensor cores multiply, and how much shared memory (KiB)
+    one block may have. ``bulk_copies``: the tensor memory accelerator.
+    """
+
+    generation: str
+    bfloat16: bool
+    float8: bool
+    float4: bool = False
+    shared_kib: int
+    bulk_copies: bool = False
+
+
+VOLTA = Features(generation="Volta", bfloat16=False, float8=False, shared_kib=96)
+TURING = Features(generation="Turing", bfloat16=False, float8=False, shared_kib=64)
+AMPERE = Features(generation="Ampere", bfloat16=True, float8=False, shared_kib=163)
+SMALL_AMPERE = Features(generation="Ampere", bfloat16=True, float8=False, shared_kib=99)
+ADA = Features(generation="Ada Lovelace", bfloat16=True, float8=True, shared_kib=99)
+HOPPER = Features(generation="Hopper", bfloat16=True, float8=True, shared_kib=227, bulk_copies=True)
+BLACKWELL = Features(
+    generation="Blackwell", bfloat16=True, float8=True, float4=True, shared_kib=227,
+    bulk_copies=True,
+)  # fmt: skip
+SMALL_BLACKWELL = Features(
+    generation="Blackwell", bfloat16=True, float8=True, float4=True, shared_kib=99,
+    bulk_copies=True,
+)  # fmt: skip
+
+FEATURES: dict[Version, Features] = {
+    (7, 0): VOLTA,
+    (7, 2): VOLTA,
+    (7, 5): TURING,
+    (8, 0): AMPERE,
+    (8, 6): SMALL_AMPERE,
+    (8, 7): AMPERE,
+    (8, 9): ADA,
+    (9, 0): HOPPER,
+    (10, 0): BLACKWELL,
+    (10, 3): BLACKWELL,
+    (11, 0): BLACKWELL,
+    (12, 0): SMALL_BLACKWELL,
+    (12, 1): SMALL_BLACKWELL,
+}
+
+
+def features_of(capability: Version) -> Features | None:
+    """Return what a GPU can do: of one that is newer than the table, what the newest known before
+    it could; None for one that is too old.
+    """
+    if capability < LEAST:
+        return None
+    return FEATURES[max(known for known in FEATURES if known <= capability)]

@@ -1,0 +1,17 @@
+"""The cuda platform is conformant with host memory in the place of its GPUs."""
+
+from __future__ import annotations
+
+import pytest
+from hardpoint_conformance import ModelRunnerSuite, PlatformSuite, PluginSuite, WorkerSuite
+
+SETTINGS = {"plugins.cuda.substitute": "host", "dtype": "float32"}
+
+TestPlugin = PluginSuite.of("cuda", settings=SETTINGS)
+TestPlatform = pytest.mark.shared_workers(
+    PlatformSuite.of("cuda", executor="uni", settings=SETTINGS)
+)
+TestWorker = pytest.mark.shared_workers(WorkerSuite.of("cuda", executor="uni", settings=SETTINGS))
+TestModelRunner = pytest.mark.shared_workers(
+    ModelRunnerSuite.of("cuda", executor="uni", settings=SETTINGS)
+)

@@ -1,0 +1,47 @@
+"""The rocm platform as the driver sees it: initialises no HIP, imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from hardpoint.capabilities import Capability, Support
+from hardpoint_runtime.accelerator.platform import AcceleratorPlatform, declared
+from hardpoint_runtime.accelerator.settings import AcceleratorSettings
+from hardpoint_runtime.accelerator.surroundings import Sighting
+
+from hardpoint_rocm.detection import RocmSurroundings, look
+from hardpoint_rocm.masks import CUDA, HIP, ROCR
+from hardpoint_rocm.settings import RocmSettings
+
+
+class RocmPlatform(AcceleratorPlatform):
+    """AMD GPUs, each with a worker of its own. torch calls them ``cuda``, and RCCL ``nccl``."""
+
+    name: ClassVar[str] = "rocm"
+    torch_name: ClassVar[str] = "cuda"
+    collectives: ClassVar[str] = "nccl"
+    untried: ClassVar[str] = "this plugin has never been run on AMD hardware"
+    masks: ClassVar[tuple[str, ...]] = (HIP, CUDA, ROCR)
+    worker_class: ClassVar[str] = "hardpoint_rocm.worker:RocmWorker"
+    model_runner_class: ClassVar[str] = "hardpoint_rocm.model_runner:RocmModelRunner"
+    capabilities: ClassVar[Mapping[Capability, Support]] = declared(
+        Capability.SLEEP, Capability.WEIGHT_RELOAD
+    )
+    preload: ClassVar[tuple[str, ...]] = (
+        "torch",
+        "hardpoint_rocm.worker",
+        "hardpoint_rocm.model_runner",
+    )
+    support_level: ClassVar[str] = "L0"
+    surroundings: RocmSurroundings | None = None
+    """What detection looks at; None for the machine itself."""
+
+    @classmethod
+    def default_settings(cls) -> AcceleratorSettings:
+        """Return the plugin's own."""
+        return RocmSettings()
+
+    def look(self) -> Sighting:
+        """Ask AMD SMI, or the system's files where there is none."""
+        return look(self.surroundings or RocmSurroundings())

@@ -1,0 +1,9 @@
+"""The xpu model runner."""
+
+from __future__ import annotations
+
+from hardpoint_runtime.accelerator.model_runner import AcceleratorModelRunner
+
+
+class XpuModelRunner(AcceleratorModelRunner):
+    """Executes steps of one model on one Intel GPU."""

@@ -1,0 +1,55 @@
+"""The xpu platform as the driver sees it: initialises no Level Zero, imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from hardpoint.capabilities import Capability, Support
+from hardpoint.records import ForkSafety
+from hardpoint_runtime.accelerator.platform import AcceleratorPlatform, declared
+from hardpoint_runtime.accelerator.settings import AcceleratorSettings
+from hardpoint_runtime.accelerator.surroundings import Sighting, Surroundings
+
+from hardpoint_xpu.detection import look
+from hardpoint_xpu.masks import AFFINITY
+from hardpoint_xpu.selector import SELECTOR
+from hardpoint_xpu.settings import XpuSettings
+
+
+class XpuPlatform(AcceleratorPlatform):
+    """Intel GPUs, each with a worker of its own."""
+
+    name: ClassVar[str] = "xpu"
+    torch_name: ClassVar[str] = "xpu"
+    collectives: ClassVar[str] = "xccl"
+    untried: ClassVar[str] = "this plugin has never been run on an Intel GPU"
+    masks: ClassVar[tuple[str, ...]] = (AFFINITY, SELECTOR)
+    worker_class: ClassVar[str] = "hardpoint_xpu.worker:XpuWorker"
+    model_runner_class: ClassVar[str] = "hardpoint_xpu.model_runner:XpuModelRunner"
+    capabilities: ClassVar[Mapping[Capability, Support]] = declared(
+        Capability.SLEEP, Capability.WEIGHT_RELOAD
+    )
+    support_level: ClassVar[str] = "L0"
+    surroundings: Surroundings | None = None
+    """What detection looks at; None for the machine itself."""
+
+    @classmethod
+    def default_settings(cls) -> AcceleratorSettings:
+        """Return the plugin's own."""
+        return XpuSettings()
+
+    def look(self) -> Sighting:
+        """Read the kernel's files and the variables that hide devices."""
+        return look(self.surroundings or Surroundings())
+
+    def fork_safe(self) -> ForkSafety:
+        """Never: torch loads a runtime for this device whose threads no fork survives, even before
+        one is taken. So workers start as new programs.
+        """
+        if self.on_substitute:
+            return super().fork_safe()
+        return ForkSafety(
+            safe=False,
+            reason="importing torch.xpu starts threads of its runtime, which no fork survives",
+        )

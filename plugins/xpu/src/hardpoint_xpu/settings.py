@@ -1,0 +1,11 @@
+"""The keys ``plugins.xpu.*``."""
+
+from __future__ import annotations
+
+from attrs import frozen
+from hardpoint_runtime.accelerator.settings import AcceleratorSettings
+
+
+@frozen(kw_only=True)
+class XpuSettings(AcceleratorSettings):
+    """Those of every accelerator."""
