@@ -36,6 +36,8 @@ def start(**keys):
     for argument in sys.argv[2:]:
         name, _, value = argument.partition("=")
         given[name] = json.loads(value)
+    if place := os.environ.get("ADDRESS_OF_TEST"):
+        given["plugins.external_launcher.address"] = place
     return LLM.from_config(load_config(overrides={**KEYS, **keys, **given}, environ={}))
 
 
@@ -71,6 +73,11 @@ def generate():
         say(json.dumps(sorted(listening(os.getpid()))))
         health = llm.executor.check_health()
         say(json.dumps([report.rank for report in health]))
+
+
+def tokens_of_one():
+    with start() as llm:
+        say(json.dumps(tokens(llm, temperature=0)))
 
 
 def rank_of(worker):
@@ -190,6 +197,21 @@ def looping():
         (others,) = executor._run_workers(rank_of, async_run_tensor_parallel_workers_only=True)
         say("parts", others.result())
         executor.stop_remote_worker_execution_loop()
+
+
+def named():
+    """Rank 0 drives ranks on other hosts, to which calls by name alone can be sent."""
+    from hardpoint.errors import EncodingError
+
+    with start() as llm:
+        say(json.dumps(tokens(llm, temperature=0)))
+        say(json.dumps(llm.collective_rpc("supported_tasks")))
+        say(len(llm.executor.check_health()))
+        try:
+            llm.collective_rpc(rank_of)
+        except EncodingError as error:
+            say(error)
+        say(json.dumps(tokens(llm, temperature=0)))
 
 
 def older_tokens(executor):

@@ -17,6 +17,7 @@ from hardpoint_external_launcher.agreement import check_digests, check_identitie
 from hardpoint_external_launcher.launchers import Seat
 from hardpoint_external_launcher.listeners import of_ranks
 from hardpoint_external_launcher.presence import Presence
+from hardpoint_external_launcher.settings import ExternalLauncherSettings
 from hardpoint_external_launcher.store import Store
 
 
@@ -69,6 +70,21 @@ def test_a_presence_is_its_own_ranks_alone():
         Presence.of(1, whole.text().encode())
 
 
+def test_a_sealed_presence_is_read_by_who_has_the_same_secret_alone():
+    whole = Presence(
+        rank=2, pid=1, born=2, host="h", offers={0: 3}, memory=-1, board=-1, seed=5, identity={},
+        door={"address": "tcp://h:1", "key": "k"}, name="node",
+    )  # fmt: skip
+    sealed = whole.text(b"secret")
+    assert Presence.of(2, sealed.encode(), b"secret") == whole
+    forged = sealed.replace("tcp://h:1", "tcp://h:2")
+    for text, secret in ((forged, b"secret"), (whole.text(), b"secret"), (sealed, b"other")):
+        with pytest.raises(ExecutorFailedError, match="rank 2 is not sealed"):
+            Presence.of(2, text.encode(), secret)
+    with pytest.raises(ExecutorFailedError, match="is not its presence"):
+        Presence.of(2, sealed.encode())
+
+
 @pytest.mark.slow
 def test_noise_at_the_store_keeps_nobody_from_meeting(launch):
     """S1."""
@@ -94,9 +110,10 @@ def _free(port):
         return True
 
 
-def listeners(workers, environ):
+def listeners(workers, environ, **settings):
     platform = SimpleNamespace(placement=lambda config: Placement(num_workers=workers))
-    return [(each.purpose, each.address) for each in of_ranks(None, platform, environ)]
+    config = SimpleNamespace(settings_of=lambda name: ExternalLauncherSettings(**settings))
+    return [(each.purpose, each.address) for each in of_ranks(config, platform, environ)]
 
 
 def test_the_doctor_tells_of_the_store():
@@ -107,6 +124,9 @@ def test_the_doctor_tells_of_the_store():
     assert listeners(2, {})[0] == ("rendezvous store", "MASTER_ADDR:MASTER_PORT")
     assert listeners(2, {**by_hand, **place})[0] == ("rendezvous store", "10.0.0.7:29500")
     assert listeners(2, {**by_hand, **place, **agent})[0] == ("rendezvous store", "*:29500")
+    _, ranks, collectives = listeners(2, {**by_hand, **place}, key_file="k", address="10.0.0.8")
+    assert ranks == ("ranks of other hosts", "10.0.0.8:*")
+    assert collectives == ("collectives", "10.0.0.8:*")
 
 
 # What ranks must have in common.

@@ -16,12 +16,13 @@ import pytest
 from attrs import evolve
 from hardpoint.errors import ConfigError, HostLostError, StartTimeoutError, WorkerDiedError
 from hardpoint.metadata import ResolvedPlugin
+from hardpoint.rpc.network import key_file
 from hardpoint.rpc.network.bounds import Bounds
 from hardpoint.rpc.network.hub import codec_across
 from hardpoint.rpc.network.keys import KeyPair
 from hardpoint.rpc.network.listening import listening
 from hardpoint_multiproc import group
-from hardpoint_multiproc.hosts import handshake, key_file
+from hardpoint_multiproc.hosts import handshake
 from hardpoint_multiproc.hosts.follower import Follower
 from hardpoint_multiproc.hosts.handshake import difference, installation
 from hardpoint_multiproc.hosts.leader import Hosts

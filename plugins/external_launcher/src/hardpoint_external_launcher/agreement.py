@@ -16,11 +16,13 @@ from hardpoint.errors import ConfigError, PluginError
 from hardpoint.records import Problem
 from hardpoint.worker_calls import DivergedError
 
+from hardpoint_external_launcher.settings import ADDRESS, KEY_FILE
+
 if TYPE_CHECKING:
     from hardpoint.config import Config
     from hardpoint.registry import Registry
 
-OF_ONE_RANK = frozenset({"devices", "profile_folder"})
+OF_ONE_RANK = frozenset({"devices", "profile_folder", ADDRESS, KEY_FILE})
 """Keys in which ranks may differ."""
 LONGEST_VALUE = 200
 MODEL = "the model's files"

@@ -86,6 +86,7 @@ class ExternalLauncherExecutor(Executor):
             calls=self.calls,
             deadlines=self._deadlines,
             codec=self.codec,
+            registry=self.registry,
             heartbeat=self.config.rpc.heartbeat,
             silent_after=self.platform.silent_after,
             build=self._builder(seat),

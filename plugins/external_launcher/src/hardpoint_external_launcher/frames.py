@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import time
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -14,7 +15,7 @@ Buffer = bytes | memoryview
 
 HEADER = struct.Struct("<BxHIqq")
 _SIZE = struct.Struct("<Q")
-_BEAT = struct.Struct("<qd")
+_BEAT = struct.Struct("<qdd")
 LONGEST_TEXT = 80
 """Bytes of a method's name in a sign of life."""
 
@@ -64,6 +65,14 @@ class Frame:
         return bytes(self.parts[0]).decode(errors="replace") if self.parts else ""
 
 
+LARGEST = 1 << 30
+"""Bytes of a frame that is taken."""
+
+
+class FrameError(ValueError):
+    """What came is no frame, or a larger one than is taken."""
+
+
 class Reading:
     """Frames out of the bytes of one line, in whatever pieces they come."""
 
@@ -87,6 +96,8 @@ class Reading:
         if len(held) < start:
             return None
         sizes = [_SIZE.unpack_from(held, HEADER.size + i * _SIZE.size)[0] for i in range(count)]
+        if start + sum(sizes) > LARGEST:
+            raise FrameError(f"it has {sum(sizes)} bytes; at most {LARGEST} are taken")
         if len(held) < start + sum(sizes):
             return None
         parts = []
@@ -102,22 +113,28 @@ def beat(health: WorkerHealth | None, text: str) -> Frame:
     step = -1 if health is None else health.step_id
     busy = math.nan if health is None or health.busy_since is None else health.busy_since
     return Frame(
-        Kind.BEAT, parts=[_BEAT.pack(step, busy) + text.encode(errors="replace")[:LONGEST_TEXT]]
+        Kind.BEAT,
+        parts=[
+            _BEAT.pack(step, busy, time.monotonic()) + text.encode(errors="replace")[:LONGEST_TEXT]
+        ],
     )
 
 
 @frozen
 class Beat:
-    """A sign of life as it arrived; ``busy_since`` is in monotonic s of this host."""
+    """A sign of life as it arrived; ``busy_since`` and ``clock``, when it was sent, are in
+    monotonic s of the sender's host.
+    """
 
     step_id: int
     busy_since: float | None
+    clock: float
     text: str
 
     @classmethod
     def of(cls, frame: Frame) -> Beat:
         """Read it."""
         data = frame.parts[0]
-        step, busy = _BEAT.unpack_from(data)
+        step, busy, clock = _BEAT.unpack_from(data)
         text = bytes(data[_BEAT.size :]).decode(errors="replace")
-        return cls(step, None if math.isnan(busy) else busy, text)
+        return cls(step, None if math.isnan(busy) else busy, clock, text)

@@ -16,6 +16,7 @@ from attrs import frozen
 from hardpoint.errors import ExecutorFailedError, HardpointError, StartTimeoutError, WorkerDiedError
 from hardpoint.records import WorkerHealth
 from hardpoint.rpc.claims import CallerClaims, Unclaimed, WorkerClaims
+from hardpoint.rpc.encoding import codec_named
 from hardpoint.rpc.supervision import Supervisor
 from hardpoint.rpc.worker_thread import RELEASE_SECONDS, WorkerThread
 
@@ -33,6 +34,7 @@ from hardpoint_external_launcher.programs import (
 from hardpoint_external_launcher.settings import START_TIMEOUT, ExternalLauncherSettings
 
 if TYPE_CHECKING:
+    from hardpoint.registry import Registry
     from hardpoint.rpc.calls import CallTable
     from hardpoint.rpc.deadlines import Deadlines
     from hardpoint.rpc.encoding import Codec
@@ -51,6 +53,7 @@ class Plan:
     calls: CallTable
     deadlines: Deadlines
     codec: Codec
+    registry: Registry
     heartbeat: float
     silent_after: float
     build: Callable[[Callable[[], bool], str | None], WorkerHost]
@@ -81,7 +84,9 @@ class Group:
             plan.calls.claims = Unclaimed()  # the other ranks make the same calls, and run them
         board = -1 if self._claims is None else os.dup(self._claims.fd)
         timeout = plan.settings.start_timeout
-        self.company = company = meet(seat, plan.identity, timeout, board)
+        self.company = company = meet(seat, plan.identity, plan.settings, board)
+        if company.several_hosts and leads:
+            plan.calls.claims = Unclaimed()  # there is no memory that all ranks share
         self.peers = peers = Peers(seat.rank, company.lines, self._supervisor(), plan.heartbeat)
         self.program = program = self._program(peers)
         self.thread = program.thread = thread = WorkerThread(
@@ -152,11 +157,16 @@ class Group:
 
     def _program(self, peers: Peers) -> Program:
         plan, rank = self.plan, self.plan.seat.rank
-        parts = (rank, peers, plan.calls, plan.codec, self.fail)
+        codec = plan.codec
+        if self.company is not None and self.company.several_hosts:
+            codec = codec_named("typed")  # of what another host says nothing is unpickled
+            codec.learn(plan.registry)
+        parts = (rank, peers, plan.calls, codec, plan.codec, self.fail)
         if not plan.settings.driver_only:
             return SameProgram(*parts, compare_plans=plan.settings.compare_plans)
         program = LeaderProgram(*parts) if rank == 0 else FollowerProgram(*parts)
-        if self.company is not None:
+        program.begin = _always
+        if self.company is not None and self.company.board >= 0:
             claims = WorkerClaims(self.company.board, plan.seat.world_size, rank)
             program.begin = claims.begin
         return program
@@ -164,7 +174,8 @@ class Group:
     def _rendezvous(self) -> str | None:
         if self.company is None or self.plan.seat.world_size == 1:
             return None
-        return f"file:///proc/self/fd/{self.company.memory}"
+        way = "network:" if self.company.several_hosts else "file://"
+        return f"{way}/proc/self/fd/{self.company.memory}"
 
     def _build(self, rendezvous: str | None, stopping: Callable[[], bool]) -> WorkerHost:
         return self.plan.build(lambda: stopping() or self._ended, rendezvous)
@@ -207,3 +218,8 @@ class Group:
         death = WorkerDiedError(rank=self.plan.seat.rank, pid=os.getpid(), exit=None)
         death.__cause__ = error
         self.fail(death)
+
+
+def _always(call_id: int) -> bool:
+    """Whether a call still may begin where nothing is taken back."""
+    return True

@@ -1,5 +1,5 @@
-"""Lines between the processes of one host: for each pair two pipes, which have no name and listen
-nowhere.
+"""Lines between the processes: for each pair of one host two pipes, which have no name and listen
+nowhere; towards another host :mod:`hardpoint_external_launcher.abroad` has their other ends.
 
 Each process makes a pipe for every peer and tells where its writing end stands among its own
 descriptors; the peer opens that through ``/proc/PID/fd/N``, as the system lets a process of the
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from hardpoint.errors import ExecutorFailedError, WorkerDiedError
 
-from hardpoint_external_launcher.frames import Buffer, Frame, Reading
+from hardpoint_external_launcher.frames import Buffer, Frame, FrameError, Reading
 
 READ = 1 << 18
 """Bytes that are read at once."""
@@ -38,6 +38,10 @@ class Line:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.pid = 0
+        self.host = ""
+        """Where the peer is, if on another host."""
+        self.busy = (0.0, 0.0)
+        """Since when a peer on another host was busy, by its clock and by this host's."""
         self.left: str | None = None
         """Why the peer ended its part, once it did; empty if it was done."""
         self._read, self._given = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -50,6 +54,14 @@ class Line:
         self._frames = Reading()
         self._lock = threading.Lock()
         self._stopped = False
+
+    def carried(self) -> tuple[int, int]:
+        """Return the other ends, which are the caller's: the one to read what is sent from, and the
+        one to write what is heard to.
+        """
+        given, self._given = self._given, -1
+        read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        return read, given
 
     @property
     def offer(self) -> int:
@@ -102,7 +114,11 @@ class Line:
             return [], False
         if not data:
             return [], self._given >= 0  # nobody has opened it yet
-        return self._frames.take(data), True
+        try:
+            return self._frames.take(data), True
+        except FrameError as error:
+            self.left = f"what it sent is no frame: {error}"
+            return [], False
 
     # Sending.
 

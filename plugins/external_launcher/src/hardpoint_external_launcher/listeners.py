@@ -9,6 +9,7 @@ from hardpoint.errors import ConfigError
 from hardpoint.records import Listener
 
 from hardpoint_external_launcher.launchers import ADDRESS, PORT, TORCHRUN, seat_of
+from hardpoint_external_launcher.settings import ExternalLauncherSettings
 
 if TYPE_CHECKING:
     from hardpoint.config import Config
@@ -45,6 +46,9 @@ def of_ranks(
             owner=TORCHRUN.name,
             protection=STRANGERS,
         )
+    settings = config.settings_of("external_launcher")
+    if isinstance(settings, ExternalLauncherSettings) and settings.key_file is not None:
+        return store, *_abroad(settings.address or "the address towards MASTER_ADDR")
     collectives = Listener(
         purpose="collectives",
         address="127.0.0.1:*",
@@ -52,3 +56,20 @@ def of_ranks(
         protection="reached from this host alone; none where the platform shares memory",
     )
     return store, collectives
+
+
+def _abroad(address: str) -> tuple[Listener, Listener]:
+    ranks = Listener(
+        purpose="ranks of other hosts",
+        address=f"{address}:*",
+        owner="each rank",
+        protection="CURVE, a key for each rank, made for the run and sealed by the key file",
+        until="all of them have connected, and with rank 0 all that use its store",
+    )
+    collectives = Listener(
+        purpose="collectives",
+        address=f"{address}:*",
+        owner="each worker",
+        protection="none: the collective library has none; keep its network to these hosts",
+    )
+    return ranks, collectives

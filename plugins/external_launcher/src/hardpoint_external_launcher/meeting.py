@@ -4,21 +4,30 @@ lines of their own.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attrs import define
-from hardpoint.errors import UnsupportedError, WorkerDiedError
+from hardpoint.config.problems import config_error
+from hardpoint.errors import WorkerDiedError
+from hardpoint.records import Problem
 
 from hardpoint_external_launcher.agreement import check_identities
 from hardpoint_external_launcher.launchers import Seat
 from hardpoint_external_launcher.lines import Line, born_at
 from hardpoint_external_launcher.presence import Presence
+from hardpoint_external_launcher.settings import KEY_FILE, ExternalLauncherSettings
 from hardpoint_external_launcher.store import Store
+
+if TYPE_CHECKING:
+    from hardpoint_external_launcher.abroad import Abroad
 
 LARGEST_SEED = 2**56
 
@@ -27,8 +36,9 @@ LARGEST_SEED = 2**56
 class Company:
     """The ranks, once each knows all: the lines to the others, and who is who.
 
-    ``memory`` is a descriptor of this process for what the ranks of the host share, ``board`` one
-    for the claims, ``seed`` what is drawn once for all.
+    ``memory`` is a descriptor of this process for what workers meet by, ``board`` one for claims
+    (-1 where some rank is on another host), ``seed`` what is drawn once for all.
+    ``abroad`` carries the lines to other hosts, ``made`` is a key file that was made for this run.
     """
 
     presences: list[Presence]
@@ -36,6 +46,9 @@ class Company:
     memory: int
     board: int
     store: Store
+    abroad: Abroad | None = None
+    made: Path | None = None
+    several_hosts: bool = False
 
     @property
     def seed(self) -> int:
@@ -43,52 +56,78 @@ class Company:
         return self.presences[0].seed
 
     def met(self) -> None:
-        """All have greeted each other: the store is needed no more."""
+        """All have greeted each other: the store is needed no more, nor is the key file."""
         self.store.close()
+        self._forget_keys()
 
     def close(self) -> None:
         """Give back what is not the lines'. Idempotent."""
         self.store.close()
+        self._forget_keys()
+        if self.abroad is not None:
+            self.abroad.close()
         held = {self.memory, self.board}
         self.memory = self.board = -1
         for descriptor in held - {-1}:
             os.close(descriptor)
 
+    def _forget_keys(self) -> None:
+        made, self.made = self.made, None
+        if made is not None:
+            made.unlink(missing_ok=True)
 
-def meet(seat: Seat, identity: Mapping[str, str], timeout: float, board: int) -> Company:
+
+def meet(
+    seat: Seat, identity: Mapping[str, str], settings: ExternalLauncherSettings, board: int
+) -> Company:
     """Return when every rank of ``seat``'s launcher has told who it is, and lines to all are open.
 
     ``board`` is the descriptor of the claims that rank 0 made, which is the company's from now on.
     Raises StartTimeoutError naming who did not come, WorkerDiedError for who came and is gone,
-    ConfigError and PluginError for ranks that were started differently.
+    ConfigError and PluginError for ranks that were started differently, or on several hosts without
+    a key file.
     """
+    timeout = settings.start_timeout
     with ExitStack() as undo:
         lines = {rank: Line(rank) for rank in range(seat.world_size) if rank != seat.rank}
         for line in lines.values():
             undo.callback(line.close)
         memory = os.memfd_create("hardpoint-rendezvous", os.MFD_CLOEXEC) if seat.rank == 0 else -1
-        store = Store(seat, time.monotonic() + timeout, timeout)
-        company = Company(presences=[], lines=lines, memory=memory, board=board, store=store)
+        deadline = time.monotonic() + timeout
+        secret, made = _secret(seat, settings)
+        store = Store(seat, deadline, timeout, secret)
+        company = Company(
+            presences=[], lines=lines, memory=memory, board=board, store=store, made=made
+        )
         undo.callback(company.close)
+        abroad = company.abroad = _abroad(seat, settings) if secret else None
         own = Presence(
             rank=seat.rank,
             pid=os.getpid(),
             born=born_at(os.getpid()),
-            host=_this_host(),
+            host=_this_host(settings),
             offers={rank: line.offer for rank, line in lines.items()},
             memory=memory,
             board=board,
             seed=secrets.randbelow(LARGEST_SEED),
             identity=identity,
+            door={} if abroad is None else abroad.door,
+            name="" if abroad is None else f"{socket.gethostname()} ({abroad.address})",
         )
         company.presences = store.gather(own)
         check_identities({each.rank: each.identity for each in company.presences})
-        _require_one_host(company.presences)
+        away = {rank for rank in lines if company.presences[rank].host != own.host}
+        company.several_hosts = len({each.host for each in company.presences}) > 1
         for rank, line in lines.items():
             peer = company.presences[rank]
-            line.connect(peer.pid, peer.born, peer.offers[seat.rank])
+            if rank in away:
+                line.pid, line.host = peer.pid, f"host {peer.name}"
+            else:
+                line.connect(peer.pid, peer.born, peer.offers[seat.rank])
         leader = company.presences[0]
-        if seat.rank:
+        if company.several_hosts:
+            _go_abroad(seat, company, {rank: lines[rank] for rank in away})
+        elif seat.rank:
             company.memory = _opened(leader, leader.memory)
             company.board = _opened(leader, leader.board) if leader.board >= 0 else -1
         undo.pop_all()
@@ -102,21 +141,61 @@ def _opened(peer: Presence, descriptor: int) -> int:
         raise WorkerDiedError(rank=peer.rank, pid=peer.pid, exit=None) from error
 
 
-def _this_host() -> str:
-    """Return what only processes have in common that see each other: the boot, and the space of
-    process numbers.
+def _this_host(settings: ExternalLauncherSettings) -> str:
+    """Return what only processes have in common that see each other: the boot, the space of process
+    numbers, and the address that they were given.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{settings.address or ''}"
 
 
-def _require_one_host(presences: list[Presence]) -> None:
-    hosts = {each.rank: each.host for each in presences}
-    away = [rank for rank, host in hosts.items() if host != hosts[0]]
-    if away:
-        raise UnsupportedError(
-            f"ranks on several hosts (not on that of rank 0: {away})",
-            "hardpoint-external-launcher",
-            reason="they do not see rank 0's process, of another host or container",
-            hint="Start all on one host, outside containers or all in one.",
+def _secret(seat: Seat, settings: ExternalLauncherSettings) -> tuple[bytes, Path | None]:
+    """Return what seals the ranks' presences, empty without a key file, and the file if it was made
+    for this run.
+    """
+    if settings.key_file is None or seat.world_size == 1:
+        return b"", None
+    from hardpoint.rpc.network.key_file import awaited, read_or_write
+
+    path = Path(settings.key_file)
+    if seat.rank == 0:
+        keys, made = read_or_write(path)
+    else:
+        keys, made = awaited(path, settings.start_timeout), False
+    text = keys.leader.secret + keys.follower.secret
+    return hashlib.sha256(text.encode()).digest(), path if made else None
+
+
+def _abroad(seat: Seat, settings: ExternalLauncherSettings) -> Abroad:
+    from hardpoint_external_launcher.abroad import Abroad
+
+    place = (seat.address or "", seat.port or 0)
+    return Abroad(place, settings.address, settings.peer_timeout)
+
+
+def _go_abroad(seat: Seat, company: Company, lines: Mapping[int, Line]) -> None:
+    """Open the lines to other hosts, and have the ranks meet by rank 0's store. Raises ConfigError
+    without a key file.
+    """
+    abroad, presences = company.abroad, company.presences
+    if abroad is None:
+        hosts = [each.host for each in presences]
+        elsewhere = [rank for rank, host in enumerate(hosts) if host != hosts[0]]
+        problem = Problem(
+            key=KEY_FILE,
+            value=None,
+            message=f"ranks {elsewhere} are not on the host of rank 0, or in another container; "
+            "what they say to each other is encrypted by keys.",
+            way_out=f"Set {KEY_FILE} to a file that all ranks can read; rank 0 makes it if it is "
+            "not there.",
         )
+        raise config_error([problem])
+    from hardpoint.rpc.network.hub import rendezvous_file
+
+    abroad.begin(seat.rank, {each.rank: each.door for each in presences}, lines)
+    store = abroad.towards(presences[0].door)
+    old = company.memory
+    company.memory, _ = rendezvous_file({"listen": abroad.address, "store": store})
+    for descriptor in {old, company.board} - {-1}:
+        os.close(descriptor)
+    company.board = -1

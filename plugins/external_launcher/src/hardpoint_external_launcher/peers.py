@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from hardpoint.errors import ExecutorFailedError, HardpointError
+from attrs import evolve
+from hardpoint.errors import ExecutorFailedError, HardpointError, WorkerDiedError
 from hardpoint.isolation import log_error
 from hardpoint.records import WorkerHealth
 from hardpoint.rpc.supervision import Action, EndCollectives, Fail, Supervisor, Warn
@@ -183,15 +184,28 @@ class Peers:
                 break
             if not drain:
                 return True
-        if line.left is None:
+        if line.left is None and line.host:
+            line.left = "its connection ended"
+            lost = WorkerDiedError(rank=line.rank, pid=line.pid, exit=None, host=line.host)
+            lost.add_note("its connection ended: by the process, its host, or the network")
+            self._judge(lambda now: self._supervisor.failed(lost, now))
+        elif line.left is None:
             line.left = "its process ended"
             self._judge(lambda now: self._supervisor.exited(line.rank, None, now))
         return False
 
+    def _by_own_clock(self, line: Line, told: Beat) -> Beat:
+        """Return what a rank told by this host's clock; what it says again stays the same."""
+        if not line.host or told.busy_since is None:
+            return told
+        if line.busy[0] != told.busy_since:
+            line.busy = told.busy_since, told.busy_since + time.monotonic() - told.clock
+        return evolve(told, busy_since=line.busy[1])
+
     def _take(self, line: Line, frame: Frame) -> None:
         try:
             if frame.kind == Kind.BEAT:
-                now, told = time.monotonic(), Beat.of(frame)
+                now, told = time.monotonic(), self._by_own_clock(line, Beat.of(frame))
                 self._beats[line.rank] = now, told
                 self._judge(
                     lambda now: self._supervisor.heard(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 from collections.abc import Mapping
 
-from attrs import frozen
+from attrs import field, frozen
 from hardpoint.errors import ExecutorFailedError
 
 
@@ -13,7 +15,8 @@ from hardpoint.errors import ExecutorFailedError
 class Presence:
     """What a rank says of itself. ``offers`` are peer -> the descriptor that it is to write to,
     ``memory`` that of the memory which the ranks of this host share (of rank 0), ``board`` that of
-    the claims (of rank 0).
+    the claims (of rank 0), ``door`` how it is reached from other hosts (empty: not at all), and
+    ``name`` what its host is called.
     """
 
     rank: int
@@ -25,10 +28,12 @@ class Presence:
     board: int
     seed: int
     identity: Mapping[str, str]
+    door: Mapping[str, str] = field(factory=dict)
+    name: str = ""
 
-    def text(self) -> str:
-        """Return what stands in the store."""
-        return json.dumps(
+    def text(self, secret: bytes = b"") -> str:
+        """Return what stands in the store, sealed by ``secret`` if there is one."""
+        told = json.dumps(
             {
                 "rank": self.rank,
                 "pid": self.pid,
@@ -39,18 +44,38 @@ class Presence:
                 "board": self.board,
                 "seed": self.seed,
                 "identity": dict(self.identity),
+                "door": dict(self.door),
+                "name": self.name,
             }
         )
+        return _seal(secret, told) + told
 
     @classmethod
-    def of(cls, rank: int, text: bytes) -> Presence:
-        """Read what stands in the store. Raises ExecutorFailedError for anything else."""
+    def of(cls, rank: int, text: bytes, secret: bytes = b"") -> Presence:
+        """Read what stands in the store. Raises ExecutorFailedError for anything else, and for what
+        was sealed by another secret.
+        """
         try:
-            told = json.loads(text)
+            content = text.decode()
+            seal = _seal(secret, content[SEAL:])
+            if not hmac.compare_digest(content[: len(seal)].encode(), seal.encode()):
+                raise ExecutorFailedError(
+                    f"what stands in the store for rank {rank} is not sealed by this rank's key "
+                    "file: that rank has another one or none, or a stranger wrote it"
+                )
+            told = json.loads(content[len(seal) :])
             offers = {int(peer): int(fd) for peer, fd in told["offers"].items()}
             numbers = {name: int(told[name]) for name in _NUMBERS}
             identity = {str(name): str(value) for name, value in told["identity"].items()}
-            found = cls(host=str(told["host"]), offers=offers, identity=identity, **numbers)
+            door = {str(name): str(value) for name, value in told["door"].items()}
+            found = cls(
+                host=str(told["host"]),
+                offers=offers,
+                identity=identity,
+                door=door,
+                name=str(told["name"])[:80],
+                **numbers,
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ExecutorFailedError(
                 f"what stands in the store for rank {rank} is not its presence: {error!r}"
@@ -61,3 +86,9 @@ class Presence:
 
 
 _NUMBERS = ("rank", "pid", "born", "memory", "board", "seed")
+SEAL = 64
+"""Characters of a seal."""
+
+
+def _seal(secret: bytes, text: str) -> str:
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest() if secret else ""

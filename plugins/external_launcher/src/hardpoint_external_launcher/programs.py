@@ -33,7 +33,10 @@ LOOPED = frozenset({"execute_model", "sample_tokens"})
 
 
 class Program(ABC):
-    """One rank's part. ``fail(error)`` fails the executor. ``thread`` is set before any call."""
+    """One rank's part. ``fail(error)`` fails the executor. ``thread`` is set before any call.
+
+    ``codec`` is that of what the ranks tell each other, ``own`` that of what stays in this process.
+    """
 
     thread: WorkerThread
 
@@ -43,12 +46,13 @@ class Program(ABC):
         peers: Peers,
         calls: CallTable,
         codec: Codec,
+        own: Codec,
         fail: Callable[[HardpointError], None],
     ) -> None:
         self.rank = rank
         self.peers = peers
         self.calls = calls
-        self.codec = codec
+        self.codec, self.own = codec, own
         self.fail = fail
         self.call_name = ""
         """What the worker is at."""
@@ -110,7 +114,7 @@ class SameProgram(Program):
         for rank, line in self.peers.lines.items():
             if line.left is not None:
                 raise self._absent(rank, call.name)
-        packed = call.pack(self.codec)
+        packed = call.pack(self.own)
         own = self._digests(call)
         note = Frame(Kind.NOTE, call.call_id, call.generation, [json.dumps(own).encode()])
         self.peers.tell(note)

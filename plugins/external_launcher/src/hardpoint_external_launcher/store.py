@@ -30,8 +30,10 @@ LOOK = 0.02
 class Store:
     """torch's store at the place where all meet; rank 0 serves it where nobody else does."""
 
-    def __init__(self, seat: Seat, deadline: float, timeout: float) -> None:
+    def __init__(self, seat: Seat, deadline: float, timeout: float, secret: bytes = b"") -> None:
+        """``secret`` seals what the ranks write; empty: nothing does."""
         self._seat = seat
+        self._secret = secret
         self._deadline = deadline
         self._timeout = timeout
         self._store: Any = None
@@ -48,7 +50,7 @@ class Store:
                 for rank in range(seat.world_size):
                     key = f"{prefix}/{rank}"
                     if rank not in found and self._store.check([key]):
-                        found[rank] = Presence.of(rank, self._store.get(key))
+                        found[rank] = Presence.of(rank, self._store.get(key), self._secret)
             except RuntimeError as error:  # also its DistError: who serves it is gone, or begins
                 if seat.rank == 0 and not seat.hosts_store:
                     raise ExecutorFailedError(f"the store of rank 0 failed: {error}") from error
@@ -64,7 +66,7 @@ class Store:
         name = f"hardpoint/{self._seat.run}"
         number = self._store.add(f"{name}/engines/{own.rank}", 1)
         prefix = f"{name}/{number}"
-        self._store.set(f"{prefix}/{own.rank}", own.text())
+        self._store.set(f"{prefix}/{own.rank}", own.text(self._secret))
         return prefix
 
     def _check(self, found: Mapping[int, Presence]) -> None:

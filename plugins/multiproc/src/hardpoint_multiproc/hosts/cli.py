@@ -38,11 +38,11 @@ def worker(
     from hardpoint.errors import ConfigError
     from hardpoint.registry import Registry
     from hardpoint.rpc.network.addresses import explicit, split
+    from hardpoint.rpc.network.key_file import awaited
 
     from hardpoint_multiproc.executor import settings_of
     from hardpoint_multiproc.hosts import handshake
     from hardpoint_multiproc.hosts.follower import joined
-    from hardpoint_multiproc.hosts.key_file import awaited
 
     try:
         host, port = split(leader)

@@ -21,12 +21,12 @@ from hardpoint.errors import ExecutorFailedError, HardpointError
 from hardpoint.rpc.claims import CallerClaims
 from hardpoint.rpc.network.addresses import towards
 from hardpoint.rpc.network.hub import RENDEZVOUS, codec_across
+from hardpoint.rpc.network.key_file import JoinKeys
 from hardpoint.rpc.network.lanes import WorkerLane
 from hardpoint.rpc.network.link import REFUSED, Link
 
 from hardpoint_multiproc import descriptors
 from hardpoint_multiproc.hosts.handshake import Installation
-from hardpoint_multiproc.hosts.key_file import JoinKeys
 from hardpoint_multiproc.nursery_process import NurseryProcess, interpreter
 from hardpoint_multiproc.start_choice import NURSERY, PLAIN, read_early
 

@@ -23,10 +23,10 @@ from hardpoint.errors import HostLostError, StartTimeoutError
 from hardpoint.rpc.network.bounds import Bounds
 from hardpoint.rpc.network.gate import Gate
 from hardpoint.rpc.network.hub import codec_across
+from hardpoint.rpc.network.key_file import JoinKeys
 from hardpoint.rpc.zeromq.wakers import Waker
 
 from hardpoint_multiproc.hosts.handshake import Installation, difference
-from hardpoint_multiproc.hosts.key_file import JoinKeys
 from hardpoint_multiproc.loop import Loop
 from hardpoint_multiproc.nursery_process import NurseryProcess
 from hardpoint_multiproc.output import Output

@@ -16,9 +16,9 @@ from hardpoint.records import Problem
 from hardpoint.rpc.network.addresses import explicit, split
 from hardpoint.rpc.network.bounds import Bounds
 from hardpoint.rpc.network.hub import codec_across
+from hardpoint.rpc.network.key_file import read_or_write
 
 from hardpoint_multiproc.hosts import handshake
-from hardpoint_multiproc.hosts.key_file import read_or_write
 from hardpoint_multiproc.hosts.leader import Hosts
 from hardpoint_multiproc.launching import WorkerPlan, plan_workers, variables_of
 from hardpoint_multiproc.spread import SpreadResources

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from attrs import frozen
+
 from hardpoint.errors import ConfigError
 from hardpoint.rpc.network.keys import KeyPair
 
