@@ -9,11 +9,19 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from attrs import evolve
+from hardpoint.config.loading import load_config
 from hardpoint.errors import ConfigError, ExecutorFailedError, PluginError, StartTimeoutError
 from hardpoint.messages import CachedRequestData, SchedulerOutput
 from hardpoint.records import Placement
 from hardpoint.worker_calls import DivergedError
-from hardpoint_external_launcher.agreement import check_digests, check_identities, digest, digests
+from hardpoint_external_launcher.agreement import (
+    check_digests,
+    check_identities,
+    digest,
+    digests,
+    identity,
+)
 from hardpoint_external_launcher.launchers import Seat
 from hardpoint_external_launcher.listeners import of_ranks
 from hardpoint_external_launcher.presence import Presence
@@ -140,6 +148,21 @@ def test_the_first_difference_is_named_with_both_values_and_ranks():
     assert caught.value.problems[0].key == "block_size"
     with pytest.raises(PluginError, match="plugin cpu is hardpoint-cpu 1 on rank 0 and unset on"):
         check_identities({0: alike, 1: {"hardpoint": "1", "block_size": "4"}})
+
+
+def test_ranks_whose_model_has_other_files_are_refused_by_the_file(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    description = SimpleNamespace(path=tmp_path, format="safetensors")
+    config = evolve(load_config(overrides={"model": "m"}, environ={}), description=description)
+    registry = SimpleNamespace(resolved=list)
+    told = {0: identity(config, registry)}
+    assert told[0]["the model's file config.json"].startswith("2 bytes, ")
+    (tmp_path / "config.json").write_text("[]")
+    told[1] = identity(config, registry)
+    with pytest.raises(ConfigError, match=r"the model's file config\.json is 2 bytes") as caught:
+        check_identities(told)
+    assert "on rank 0 and 2 bytes" in str(caught.value)
+    assert "the same model" in str(caught.value.problems[0])
 
 
 def test_a_digest_is_of_content_alone():

@@ -14,7 +14,14 @@ from pathlib import Path
 import psutil
 import pytest
 from attrs import evolve
-from hardpoint.errors import ConfigError, HostLostError, StartTimeoutError, WorkerDiedError
+from hardpoint.checkpoints.fingerprint import fingerprint
+from hardpoint.errors import (
+    ConfigError,
+    ExecutorFailedError,
+    HostLostError,
+    StartTimeoutError,
+    WorkerDiedError,
+)
 from hardpoint.metadata import ResolvedPlugin
 from hardpoint.rpc.network import key_file
 from hardpoint.rpc.network.bounds import Bounds
@@ -362,7 +369,7 @@ def test_the_keys_come_back_and_show_in_no_repr(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("protocol", 99, "the protocol of this handshake is 1 at the leader, 99 at there"),
+        ("protocol", 99, "the protocol of this handshake is 2 at the leader, 99 at there"),
         ("core", "9.9", "the version of hardpoint is 0.1.0 at the leader, 9.9 at there"),
         ("api", "1.0", "the contract API is"),
         ("plugins", {}, "plugin platform cpu is hardpoint-cpu 1 at the leader, not installed at"),
@@ -421,6 +428,41 @@ def test_the_doctor_tells_what_would_listen(cluster):
     assert cluster.leader in found[0]
     assert all(f"  {purpose} " in found[0] for purpose in ("join", "calls", "control"))
     assert "join" not in found[1].partition("Settings")[0]
+
+
+@pytest.mark.parametrize("change", ["other", "none", "the same"])
+def test_a_host_whose_model_has_other_files_is_refused(tmp_path, change):
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    model = handshake.Model(path, "safetensors", fingerprint(path, "safetensors"))
+    if change == "other":
+        (path / "config.json").write_text("[]")
+    elif change == "none":
+        (path / "config.json").unlink()
+        path.rmdir()
+    keys, own = key_file.JoinKeys.make(), installation([], [])
+    hosts = Hosts(NoNursery(), keys, (LEADER, 0), handshake.split(2, 2), own, heartbeat=0.1,
+                  model=model, bounds=Bounds())  # fmt: skip
+    follower = Follower((LEADER, int(hosts.address.rpartition(":")[2])), keys, own, node_rank=None,
+                        address=OTHER, peer_timeout=30.0, start="plain")  # fmt: skip
+    try:
+        if change == "the same":
+            follower.join(30.0)
+            assert follower.ranks == [1]
+        else:
+            with pytest.raises(ExecutorFailedError) as caught:
+                follower.join(30.0)
+            said = str(caught.value)
+            if change == "other":
+                assert "the model's file config.json is 2 bytes, " in said
+                assert said.count("2 bytes, ") == 2
+            else:
+                assert "has not the leader's model" in said
+                assert str(path) in said
+    finally:
+        follower.close()
+        hosts.close(0.0)
 
 
 class NoNursery:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import hardpoint
 from attrs import fields, has
+from hardpoint.checkpoints.fingerprint import fingerprint
 from hardpoint.config.resolution import effective
 from hardpoint.errors import ConfigError, PluginError
 from hardpoint.records import Problem
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 OF_ONE_RANK = frozenset({"devices", "profile_folder", ADDRESS, KEY_FILE})
 """Keys in which ranks may differ."""
 LONGEST_VALUE = 200
-MODEL = "the model's files"
+MODEL = "the model's description"
+FILE = "the model's file"
 
 
 def identity(config: Config, registry: Registry) -> dict[str, str]:
@@ -37,6 +39,8 @@ def identity(config: Config, registry: Registry) -> dict[str, str]:
         if path not in OF_ONE_RANK:
             found[path] = _told(value)
     if config.description is not None:
+        files = fingerprint(config.description.path, config.description.format)
+        found |= {f"{FILE} {name}": told for name, told in files.items()}
         found[MODEL] = digest(config.description)
     return found
 
@@ -63,7 +67,9 @@ def check_identities(identities: Mapping[int, Mapping[str, str]]) -> None:
                 key=name,
                 value=there,
                 message=f"rank {first} has {here}, rank {rank} has {there}.",
-                way_out="Start every rank with the same configuration.",
+                way_out="Start every rank with the same model."
+                if name.startswith(FILE)
+                else "Start every rank with the same configuration.",
             )
             raise ConfigError(text, problems=(problem,))
 

@@ -26,7 +26,7 @@ from hardpoint.rpc.network.lanes import WorkerLane
 from hardpoint.rpc.network.link import REFUSED, Link
 
 from hardpoint_multiproc import descriptors
-from hardpoint_multiproc.hosts.handshake import Installation
+from hardpoint_multiproc.hosts.handshake import Installation, files_of
 from hardpoint_multiproc.nursery_process import NurseryProcess, interpreter
 from hardpoint_multiproc.start_choice import NURSERY, PLAIN, read_early
 
@@ -111,23 +111,28 @@ class Follower:
         """Ask to be let in. Raises ExecutorFailedError, with the leader's reason, if it refuses,
         LeaderLostError if it is not there.
         """
-        self._put(
-            {
-                "op": "hello",
-                "installation": self._own.told(),
-                "node_rank": self._node_rank,
-                "address": self._address,
-                "host": socket.gethostname(),
-            }
-        )
-        if not self._link.comes(seconds):
-            why = "does not know this key" if self.was_refused else "does not answer"
-            raise LeaderLostError(f"the leader at {self._leader} {why}")
-        answer = self._next()
+        hello = {
+            "op": "hello",
+            "installation": self._own.told(),
+            "node_rank": self._node_rank,
+            "address": self._address,
+            "host": socket.gethostname(),
+        }
+        self._put(hello)
+        answer = self._answer(seconds)
+        if answer["op"] == "files":
+            self._put({**hello, "files": files_of(answer)})
+            answer = self._answer(seconds)
         if answer["op"] != "welcome":
             raise ExecutorFailedError(f"the leader refused this host: {answer['reason']}")
         self._heartbeat = float(answer["heartbeat"])
         self.ranks = [int(rank) for rank in answer["ranks"]]
+
+    def _answer(self, seconds: float) -> dict[str, Any]:
+        if not self._link.comes(seconds):
+            why = "does not know this key" if self.was_refused else "does not answer"
+            raise LeaderLostError(f"the leader at {self._leader} {why}")
+        return self._next()
 
     def run(self) -> None:
         """Do as the leader says until it ends the group. Raises LeaderLostError if it goes away."""

@@ -1,17 +1,25 @@
-"""What a follower says of itself, and what must agree before a worker is started. No I/O."""
+"""What a follower says of itself, and what must agree before a worker is started."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import hardpoint
 from attrs import frozen
+from hardpoint.checkpoints import fingerprint
+from hardpoint.errors import CheckpointError
 from hardpoint.metadata import Plugin, ResolvedPlugin
 from hardpoint.records import shown
 
-PROTOCOL = 1
+if TYPE_CHECKING:
+    from hardpoint.checkpoints.description import ModelDescription
+
+UNREADABLE = ""
+"""Stands in for the files of a model that cannot be read."""
+PROTOCOL = 2
 """The number of this handshake, and of all that is said after it."""
 
 OWN = frozenset({"executor", "devices", "log_level", "nnodes", "plugins.mp.leader",
@@ -101,6 +109,44 @@ def difference(leader: Installation, follower: Installation, host: str) -> str:
          for what, ours, theirs in pairs if ours != theirs),
         "",
     )  # fmt: skip
+
+
+@frozen
+class Model:
+    """The model of the leader: where it is, and what its files are."""
+
+    path: Path
+    format: str
+    files: Mapping[str, str]
+
+    @classmethod
+    def of(cls, description: ModelDescription) -> Model:
+        """Look at its files. Raises CheckpointError."""
+        path, kind = description.path.absolute(), description.format
+        return cls(path, kind, fingerprint.fingerprint(path, kind))
+
+    def question(self) -> dict[str, Any]:
+        """Return what a follower is asked, to say hello again with its ``files``."""
+        return {"op": "files", "path": str(self.path), "format": self.format}
+
+    def difference(self, files: Mapping[str, str], host: str) -> str:
+        """Return which file is another on the follower's ``host``, with both values; or empty."""
+        theirs = {str(name): str(told) for name, told in files.items()}
+        if self.files and UNREADABLE in theirs:
+            return f"{host} has not the leader's model: {theirs[UNREADABLE][:500]}"
+        found = fingerprint.difference(self.files, theirs)
+        if found is None:
+            return ""
+        name, here, there = found
+        return f"the model's file {name} is {here} at the leader, {there} at {host}"
+
+
+def files_of(question: Mapping[str, Any]) -> dict[str, str]:
+    """Return the files of the model that a leader asks for; where it is not, why."""
+    try:
+        return fingerprint.fingerprint(Path(str(question["path"])), str(question["format"]))
+    except CheckpointError as error:
+        return {UNREADABLE: str(error)}
 
 
 def split(workers: int, hosts: int) -> tuple[range, ...]:

@@ -26,7 +26,7 @@ from hardpoint.rpc.network.hub import codec_across
 from hardpoint.rpc.network.key_file import JoinKeys
 from hardpoint.rpc.zeromq.wakers import Waker
 
-from hardpoint_multiproc.hosts.handshake import Installation, difference
+from hardpoint_multiproc.hosts.handshake import Installation, Model, difference
 from hardpoint_multiproc.loop import Loop
 from hardpoint_multiproc.nursery_process import NurseryProcess
 from hardpoint_multiproc.output import Output
@@ -60,8 +60,9 @@ class _Node:
 class Hosts:
     """The nursery of this host and the followers of the others.
 
-    ``ranks`` are those of each host, this one's first; ``own`` is what must agree; ``made`` the key
-    file that was made for this run, to be removed. Raises what listening at ``address`` raises.
+    ``ranks`` are those of each host, this one's first; ``own`` and the files of ``model`` are what
+    must agree; ``made`` is the key file that was made for this run, to be removed. Raises what
+    listening at ``address`` raises.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Hosts:
         *,
         heartbeat: float,
         bounds: Bounds,
+        model: Model | None = None,
         made: Path | None = None,
     ) -> None:
         self.nursery = nursery
@@ -82,6 +84,7 @@ class Hosts:
         self.output: Output = nursery.output
         self._ranks = ranks
         self._own = own
+        self._model = model
         self._heartbeat = heartbeat
         self._bounds = bounds
         self._codec = codec_across()
@@ -291,6 +294,11 @@ class Hosts:
                 number = free[0] if free else len(self._ranks)
             number = int(number)
             reason = difference(self._own, Installation.heard(message["installation"]), host)
+            if not reason and self._model is not None and "files" not in message:
+                self._put(name, self._model.question())
+                return
+            if not reason and self._model is not None:
+                reason = self._model.difference(message["files"], host)
             if not reason and not 1 <= number < len(self._ranks):
                 reason = (
                     f"node rank {number} of {host} is not one of 1 to {len(self._ranks) - 1} "

@@ -80,6 +80,8 @@ def gather_hosts(
     plan: HostsPlan,
 ) -> Hosts:
     """Listen for the other hosts, and return when all have joined. Raises StartTimeoutError."""
+    description = executor.config.description
+    model = None if description is None else handshake.Model.of(description)
     keys, made = read_or_write(plan.key_file)
     own = handshake.installation(
         executor.registry.resolved(),
@@ -95,6 +97,7 @@ def gather_hosts(
             own,
             heartbeat=executor.config.rpc.heartbeat,
             bounds=bounds,
+            model=model,
             made=plan.key_file if made else None,
         )
     except BaseException:
