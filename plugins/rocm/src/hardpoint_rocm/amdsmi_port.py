@@ -112,5 +112,5 @@ def _if_known(library: Any, function: Callable[..., Any], *arguments: Any) -> An
 
 
 def _told(error: Exception) -> str:
-    """Return what an error says in its first line."""
-    return " ".join((str(error).strip() or type(error).__name__).splitlines()[0].split())
+    """Return what an error says, on one line."""
+    return " ".join(str(error).split()) or type(error).__name__

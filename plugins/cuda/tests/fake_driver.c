@@ -1,0 +1,153 @@
+/* The virtual memory of CUDA's driver, over pages of this process, for one device: the functions and
+ * structures that hardpoint_cuda.virtual_memory calls, with what the real ones refuse.
+ *
+ * Compiled by test_cuda_virtual_memory.py. `fake_*` is for the test.
+ */
+#define _GNU_SOURCE
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+
+typedef int CUresult;
+typedef unsigned long long CUdeviceptr;
+typedef unsigned long long Handle;
+typedef struct { int type; int id; } CUmemLocation;
+typedef struct {
+    int type;
+    int requestedHandleTypes;
+    CUmemLocation location;
+    void *win32HandleMetaData;
+    struct {
+        unsigned char compressionType;
+        unsigned char gpuDirectRDMACapable;
+        unsigned short usage;
+        unsigned char reserved[4];
+    } allocFlags;
+} CUmemAllocationProp;
+typedef struct { CUmemLocation location; int flags; } CUmemAccessDesc;
+
+enum { SUCCESS = 0, INVALID = 1, NO_MEMORY = 2, NOT_MAPPED = 211 };
+enum { GRANULARITY = 2 << 20, MOST = 64 };
+
+static struct { size_t size; int mapped; } created[MOST];
+static struct { CUdeviceptr at; size_t size; Handle handle; int usable; } ranges[MOST];
+static size_t limit = (size_t)1 << 30, held;
+
+void fake_limit(size_t bytes) { limit = bytes; }
+size_t fake_held(void) { return held; }
+int fake_left(void) {
+    int count = 0;
+    for (int i = 0; i < MOST; i++) count += (ranges[i].at != 0) + (created[i].size != 0);
+    return count;
+}
+
+static int right(const CUmemAllocationProp *prop) {
+    static const unsigned char none[8];
+    return prop->type == 1 && prop->requestedHandleTypes == 0 && prop->location.type == 1 &&
+           prop->location.id == 0 && !prop->win32HandleMetaData &&
+           !memcmp(&prop->allocFlags, none, sizeof none);
+}
+
+static int find(CUdeviceptr at, size_t size) {
+    for (int i = 0; i < MOST; i++)
+        if (ranges[i].at == at && ranges[i].size == size) return i;
+    return -1;
+}
+
+CUresult cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *prop, int option) {
+    if (!right(prop) || option != 0) return INVALID;
+    *out = GRANULARITY;
+    return SUCCESS;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr wish,
+                             unsigned long long flags) {
+    if (!size || size % GRANULARITY || alignment % GRANULARITY || wish || flags) return INVALID;
+    int i = find(0, 0);
+    void *at = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (i < 0 || at == MAP_FAILED) return NO_MEMORY;
+    *out = (CUdeviceptr)(uintptr_t)at;
+    ranges[i].at = *out, ranges[i].size = size, ranges[i].handle = 0, ranges[i].usable = 0;
+    return SUCCESS;
+}
+
+CUresult cuMemCreate(Handle *out, size_t size, const CUmemAllocationProp *prop,
+                     unsigned long long flags) {
+    if (!right(prop) || size % GRANULARITY || flags) return INVALID;
+    if (held + size > limit) return NO_MEMORY;
+    for (int i = 0; i < MOST; i++)
+        if (!created[i].size) {
+            created[i].size = size, held += size, *out = (Handle)i + 1;
+            return SUCCESS;
+        }
+    return NO_MEMORY;
+}
+
+CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, Handle handle,
+                  unsigned long long flags) {
+    int i = find(at, size);
+    if (i < 0 || ranges[i].handle || offset || flags || !handle || handle > MOST ||
+        created[handle - 1].size != size)
+        return INVALID;
+    ranges[i].handle = handle, created[handle - 1].mapped = 1;
+    return SUCCESS;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr at, size_t size, const CUmemAccessDesc *desc, size_t count) {
+    int i = find(at, size);
+    if (i < 0 || !ranges[i].handle || count != 1 || desc->location.type != 1 ||
+        desc->location.id != 0 || desc->flags != 3)
+        return INVALID;
+    mmap((void *)(uintptr_t)at, size, PROT_READ | PROT_WRITE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    ranges[i].usable = 1;
+    return SUCCESS;
+}
+
+CUresult cuMemUnmap(CUdeviceptr at, size_t size) {
+    int i = find(at, size);
+    if (i < 0 || !ranges[i].handle) return INVALID;
+    mmap((void *)(uintptr_t)at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    created[ranges[i].handle - 1].mapped = 0, ranges[i].handle = 0, ranges[i].usable = 0;
+    return SUCCESS;
+}
+
+CUresult cuMemRelease(Handle handle) {
+    if (!handle || handle > MOST || !created[handle - 1].size || created[handle - 1].mapped)
+        return INVALID;
+    held -= created[handle - 1].size, created[handle - 1].size = 0;
+    return SUCCESS;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr at, size_t size) {
+    int i = find(at, size);
+    if (i < 0 || ranges[i].handle) return INVALID;
+    ranges[i].at = 0, ranges[i].size = 0;
+    munmap((void *)(uintptr_t)at, size);
+    return SUCCESS;
+}
+
+static int usable(CUdeviceptr at, size_t size) {
+    for (int i = 0; i < MOST; i++)
+        if (ranges[i].usable && at >= ranges[i].at && at + size <= ranges[i].at + ranges[i].size)
+            return 1;
+    return 0;
+}
+
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr at, size_t size) {
+    if (!usable(at, size)) return NOT_MAPPED;
+    memcpy(to, (void *)(uintptr_t)at, size);
+    return SUCCESS;
+}
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr at, const void *from, size_t size) {
+    if (!usable(at, size)) return NOT_MAPPED;
+    memcpy((void *)(uintptr_t)at, from, size);
+    return SUCCESS;
+}
+
+CUresult cuGetErrorString(CUresult code, const char **out) {
+    *out = code == NO_MEMORY ? "out of memory" : code == NOT_MAPPED ? "not mapped" : "invalid value";
+    return SUCCESS;
+}
