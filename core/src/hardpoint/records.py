@@ -187,8 +187,9 @@ class Placement:
 class Limits:
     """What a platform can execute; the scheduler obeys it and ``Platform.check`` is judged by it.
 
-    Sizes are in tokens. ``head_sizes`` empty means any. ``block_sizes`` are those offered, the
-    first is the default. ``mixed_batches`` False: a step is all prefill or all decode.
+    Sizes are in tokens. ``kv_cache_dtypes``: of cached keys and values, beside ``dtypes``.
+    ``head_sizes`` empty means any. ``block_sizes`` are those offered, the first is the default.
+    ``mixed_batches`` False: a step is all prefill or all decode.
     ``max_prefills_per_step`` None: no limit. ``chunk_multiple``: a prefill chunk that does not end
     its prompt is a multiple of it. ``reserved_blocks``: KV blocks the platform keeps for itself,
     the null block included. ``max_num_seqs``, ``max_num_batched_tokens``: upper bounds, None for
@@ -208,6 +209,7 @@ class Limits:
     default_max_num_seqs: int = 64
     default_max_num_batched_tokens: int = 2048
     async_scheduling: bool = False
+    kv_cache_dtypes: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)

@@ -136,8 +136,10 @@ def _one_of(case: Case, path: str, allowed: tuple[Any, ...], what: str) -> Itera
 
 
 def _types(case: Case) -> Iterator[Problem]:
-    for path in ("dtype", "kv_cache_dtype"):
-        yield from _one_of(case, path, case.limits.dtypes, "type")
+    limits = case.limits
+    yield from _one_of(case, "dtype", limits.dtypes, "type")
+    cached = (*limits.dtypes, *limits.kv_cache_dtypes)
+    yield from _one_of(case, "kv_cache_dtype", cached, "type")
 
 
 def _cache(case: Case) -> Iterator[Problem]:

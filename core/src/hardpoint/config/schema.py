@@ -69,7 +69,9 @@ class CacheConfig:
         0.9, "share of the memory limit that weights and KV cache may use", above=0, high=1
     )
     kv_cache_dtype: str = key(
-        "auto", "type of cached keys and values", choices=("auto", "float32", "bfloat16")
+        "auto",
+        "type of cached keys and values; int8 keeps a scale with each head of each token",
+        choices=("auto", "float32", "bfloat16", "int8"),
     )
     enable_prefix_caching: bool = key(True, "reuse the cache of equal prompt beginnings")
 

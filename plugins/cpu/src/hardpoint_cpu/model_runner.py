@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, cast
 
 from hardpoint.errors import UnsupportedError
+from hardpoint_runtime.attention.scaled import with_scales
 from hardpoint_runtime.graphs.plan import GraphPlan
 from hardpoint_runtime.graphs.programs import ProgramGraphs
 from hardpoint_runtime.model_runner import TorchModelRunner
@@ -24,7 +25,10 @@ from hardpoint_cpu.native.sampler import ProgramSampler
 from hardpoint_cpu.quantization import NativePacking
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
+    from hardpoint.kv_cache import KVCacheSpec
     from hardpoint.messages import SchedulerOutput
     from hardpoint.records import LoadReport
     from hardpoint_runtime.batch.inputs import BatchInputs
@@ -104,6 +108,11 @@ class CpuModelRunner(TorchModelRunner):
         columns, slots = self.requests.columns, inputs.request_slots[inputs.sampled_rows]
         wishes = (columns.gather(name, slots) for name in ("temperature", "features"))
         return not any(wish.any() for wish in wishes)
+
+    def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
+        """See :class:`TorchModelRunner`; a head of int8 has its scale behind it."""
+        found = super().get_kv_cache_spec()
+        return {name: with_scales(spec) for name, spec in found.items()}
 
     def program_bytes(self) -> int:
         """Return what a program takes beside weights and KV cache. For the memory budget."""

@@ -110,6 +110,7 @@ class CpuPlatform(Platform):
             dtypes=("float32", "bfloat16"),
             default_dtype="bfloat16" if narrow else "float32",
             block_sizes=(16, 32, 64, 128, 256, 8, 4, 2, 1),
+            kv_cache_dtypes=("int8",),
         )
 
     def placement(self, config: Config) -> Placement:

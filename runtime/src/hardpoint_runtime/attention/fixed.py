@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's habit
 from attrs import frozen
 
+from hardpoint_runtime.attention import scaled
 from hardpoint_runtime.attention.metadata import AttentionMetadata
 from hardpoint_runtime.attention.scores import alibi_bias, capped
 
@@ -33,9 +34,9 @@ def kv_write(
     nobody = (slots < 0)[:, None, None]
     slots = slots.clamp(min=0)
     for new, cache in ((key, key_cache), (value, value_cache)):
-        flat = cache.view(-1, *new.shape[1:])
+        flat = cache.view(-1, *cache.shape[2:])
         kept = flat.index_select(0, slots)
-        flat.index_copy_(0, slots, torch.where(nobody, kept, new.to(cache.dtype)))
+        flat.index_copy_(0, slots, torch.where(nobody, kept, scaled.stored(new, cache.dtype)))
 
 
 @frozen(kw_only=True, eq=False)
@@ -83,23 +84,22 @@ def attention(
     )
     keys = key_cache.view(-1, key_cache.shape[2] * key_cache.shape[3])
     values = value_cache.view(-1, value_cache.shape[2] * value_cache.shape[3])
-    heads, kv_heads = query.shape[1], key_cache.shape[2]
+    heads, kv_heads, head_v = query.shape[1], key_cache.shape[2], scaled.head_size(value_cache)
     outs = []
     for turn in plan.turns:
         asked = query.index_select(0, turn.tokens)
         asked = asked.view(turn.rows, -1, heads, query.shape[2]).transpose(1, 2)
         key, value = (
-            flat.index_select(0, turn.slots)
+            scaled.restored(flat.index_select(0, turn.slots), kv_heads, query.dtype)
             .view(turn.rows, -1, kv_heads, size)
             .transpose(1, 2)
-            .to(query.dtype)
-            for flat, size in ((keys, key_cache.shape[3]), (values, value_cache.shape[3]))
+            for flat, size in ((keys, query.shape[2]), (values, head_v))
         )
         mask = turn.mask
         if alibi is not None:
             mask = (mask + alibi_bias(alibi, mask.shape[-1])).to(mask.dtype)
         out = _attend(asked, key, value, mask, scale, softcap)
-        outs.append(out.transpose(1, 2).reshape(-1, heads, value_cache.shape[3]))
+        outs.append(out.transpose(1, 2).reshape(-1, heads, head_v))
     every = outs[0] if len(outs) == 1 else torch.cat(outs)
     return torch.where(plan.real, every.index_select(0, plan.places), 0)
 

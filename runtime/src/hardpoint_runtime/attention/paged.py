@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's habit
 
-from hardpoint_runtime.attention import fixed
+from hardpoint_runtime.attention import fixed, scaled
 from hardpoint_runtime.attention.metadata import AttentionMetadata
 from hardpoint_runtime.attention.plan import (
     AttentionPlan,
@@ -33,7 +33,8 @@ def kv_write(
     metadata: AttentionMetadata,
 ) -> None:
     """Write ``key`` and ``value`` [T, kv_heads, head] into the caches [blocks, block_size,
-    kv_heads, head] at the step's slots, as the caches' type; tokens with slot -1 are skipped.
+    kv_heads, head] at the step's slots, as the caches' type (int8: with a scale behind each head,
+    :mod:`hardpoint_runtime.attention.scaled`); tokens with slot -1 are skipped.
     """
     if metadata.fixed:
         fixed.kv_write(key, value, key_cache, value_cache, metadata)
@@ -42,8 +43,8 @@ def kv_write(
         key = key.index_select(0, metadata.write_rows)
         value = value.index_select(0, metadata.write_rows)
     for new, cache in ((key, key_cache), (value, value_cache)):
-        flat = cache.view(-1, *new.shape[1:])
-        flat.index_copy_(0, metadata.write_slots, new.to(cache.dtype))
+        flat = cache.view(-1, *cache.shape[2:])
+        flat.index_copy_(0, metadata.write_slots, scaled.stored(new, cache.dtype))
 
 
 @graph_support(AttentionSupport.ALWAYS)
@@ -104,7 +105,7 @@ class _Step:
         # Two dimensions make a gather copy whole rows, about a third faster than three.
         self.keys = key_cache.view(-1, self.kv_heads * key_cache.shape[3])
         self.values = value_cache.view(-1, self.kv_heads * value_cache.shape[3])
-        self.head_v = value_cache.shape[3]
+        self.head_v = scaled.head_size(value_cache)
 
     def single(self, group: SingleTokens) -> torch.Tensor:
         """Return [B, heads, head_v] for rows with one query token each."""
@@ -135,7 +136,7 @@ class _Step:
 
     def _take(self, flat: torch.Tensor, slots: Slots) -> torch.Tensor:
         rows = flat[slots] if isinstance(slots, slice) else flat.index_select(0, slots)
-        return rows.to(self.query.dtype)
+        return scaled.restored(rows, self.kv_heads, self.query.dtype)
 
     def _attend(
         self,

@@ -25,6 +25,8 @@ LOGITS = -1
 
 KINDS = {torch.float32: TYPES["f32"], torch.bfloat16: TYPES["bf16"]}
 """The types of tensors that operations read where they are."""
+CACHED = {**KINDS, torch.int8: TYPES["int8"]}
+"""The types of keys and values."""
 
 
 @frozen(kw_only=True, eq=False)

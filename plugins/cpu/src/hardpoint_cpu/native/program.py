@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Self, cast
 import numpy as np
 import torch
 from hardpoint.errors import CancelledStepError, HardpointError
+from hardpoint_runtime.attention.scaled import head_size
 from hardpoint_runtime.graphs.programs import StepProgram
 
 from hardpoint_cpu.native import library as native
-from hardpoint_cpu.native.lowered import ATTEND, KINDS, Clear, Lowered, Outside, Pause, Sum
+from hardpoint_cpu.native.lowered import ATTEND, CACHED, Clear, Lowered, Outside, Pause, Sum
 from hardpoint_cpu.native.lowering import ATTENDED, STREAM, lower
 
 if TYPE_CHECKING:
@@ -91,11 +92,12 @@ class Program(StepProgram):
         self._costs = lowered.costs()
         self._cost = sum(self._costs)
         self._library = native.load()
-        blocks, block_size, kv_heads, head = cache.key.shape
+        blocks, block_size, kv_heads, _ = cache.key.shape
         columns = (ctypes.c_int64 * len(lowered.columns))(*lowered.columns)
         shape = native.Shape(
             most_tokens, most_rows, lowered.vocabulary, lowered.positions, blocks, block_size,
-            lowered.heads, kv_heads, head, KINDS[cache.key.dtype], len(lowered.columns), columns,
+            lowered.heads, kv_heads, head_size(cache.key), CACHED[cache.key.dtype],
+            len(lowered.columns), columns,
         )  # fmt: skip
         ops = lowered.as_array()
         handle = self._library.hp_program_new(
