@@ -70,6 +70,20 @@ def test_plugins_lists_everything_with_its_state(shell, site):
     assert found["platform", "dummy"]["state"] == "loaded"
 
 
+def test_plugins_says_which_platforms_are_not_usable_here_and_why(shell, site):
+    site.platform("acme", available=False, reason="no unit of acme is plugged in")
+    done = shell("plugins")
+    (line,) = (line for line in done.stdout.splitlines() if " acme " in line)
+    assert line.endswith("unavailable  no unit of acme is plugged in")
+    row = rows(shell("plugins", "--json"))["platform", "acme"]
+    assert (row["state"], row["available"]) == ("loaded", False)
+    assert row["verdict"] == "no unit of acme is plugged in"
+    usable = rows(shell("plugins", "--json"))["platform", "dummy"]
+    assert (usable["available"], usable["state"]) == (True, "loaded")
+    asked = rows(shell("plugins", "--no-load", "--json"))["platform", "acme"]
+    assert (asked["available"], asked["verdict"]) == (None, None)
+
+
 def test_plugins_as_a_table(shell, site):
     site.platform("acme")
     site.plugin("extension", "broken", source="raise ImportError('two\\nlines')")
@@ -79,7 +93,8 @@ def test_plugins_as_a_table(shell, site):
     assert lines[0].split() == heads.split()
     by_name = {line.split()[1]: line for line in lines}
     assert " ".join(by_name["acme"].split()[:7]) == "platform acme hp-acme 1.0 2.0 L1 loaded"
-    assert by_name["broken"].endswith("failed  ImportError: two lines (plugin.py, line 9)")
+    broken = " ".join(by_name["broken"].split())
+    assert broken.endswith("failed ImportError: two lines (plugin.py, line 9)")
     assert done.stderr == ""
     assert done.returncode == 0
 

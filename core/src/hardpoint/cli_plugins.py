@@ -20,7 +20,8 @@ def plugins(as_json: bool, no_load: bool) -> None:
     """List every plugin found.
 
     Each light plugin module is imported, as on a run, to learn its contract API and whether it
-    works; the name printed is the name to use in the configuration.
+    works, and each platform is asked whether it is usable here; the name printed is the name to use
+    in the configuration.
     """
     from hardpoint.config.loading import load_config
     from hardpoint.registry import Registry
@@ -36,8 +37,10 @@ def plugins(as_json: bool, no_load: bool) -> None:
     heads = ("kind", "name", "distribution", "version", "api", "level", "state", "reason")
     table = [tuple(head.upper() for head in heads)]
     for row in rows:
-        reason = row["reason"] or row["summary"]
+        hindered = row["available"] is False and row["state"] == "loaded"
+        reason = row["reason"] or (row["verdict"] if hindered else row["summary"])
         cells = {**row, "level": row["support_level"], "reason": one_line(reason)}
+        cells["state"] = "unavailable" if hindered else row["state"]
         table.append(tuple(cells[head] or "-" for head in heads))
     click.echo(columns(table))
 
@@ -49,12 +52,13 @@ def _order(registry: Any) -> list[tuple[str, int]]:
 def _row(registry: Any, kind: str, index: int, *, load: bool) -> dict[str, Any]:
     """Load one plugin, whatever comes of it, and describe it. What it raises is its reason."""
     name = registry.plugins[index].name
-    level = ""
+    level, verdict = "", None
     if load and kind != "command" and registry.plugins[index].state == "found":
         with contextlib.suppress(HardpointError):
             registry.load(kind, name)
             if kind == "platform":
                 level = registry.platform(name).support_level
+                verdict = registry.verdict(kind, name)
     plugin = registry.plugins[index]
     record = plugin.record if plugin.state == "loaded" else None
     return {
@@ -65,6 +69,8 @@ def _row(registry: Any, kind: str, index: int, *, load: bool) -> dict[str, Any]:
         "api": None if record is None else ".".join(map(str, record.api)),
         "support_level": level or None,
         "state": plugin.state,
+        "available": None if verdict is None else verdict.available,
+        "verdict": None if verdict is None else verdict.reason,
         "reason": plugin.reason,
         "summary": "" if record is None else record.summary,
         "entry_point": plugin.entry_point,
