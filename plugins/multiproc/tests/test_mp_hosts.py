@@ -21,6 +21,8 @@ from hardpoint.errors import (
     HostLostError,
     StartTimeoutError,
     WorkerDiedError,
+    WorkerHungError,
+    WorkerSilentError,
 )
 from hardpoint.metadata import ResolvedPlugin
 from hardpoint.rpc.network import key_file
@@ -195,6 +197,59 @@ def test_the_number_of_a_process_elsewhere_is_never_signalled_here(
     executor.shutdown()
     assert pids[0] in ended
     assert pids[1] not in ended
+
+
+def test_what_a_worker_elsewhere_prints_is_shown_with_its_rank_while_it_runs(
+    cluster, launcher, eventually, capsys
+):
+    cluster.follow()
+    executor = launcher.start(workers=2, **cluster.keys())
+    victim = executor._resources.group._workers[1].pid
+    shown = []
+
+    def write(text):
+        with Path(f"/proc/{victim}/fd/2").open("wb", 0) as stream:
+            stream.write(text)
+
+    def has(text):
+        shown.append(capsys.readouterr().err)
+        return text in "".join(shown)
+
+    write(b"one thing\nand another\n")
+    eventually(lambda: has("and another"))
+    (line,) = [each for each in "".join(shown).splitlines() if "one thing" in each]
+    assert f"pid={victim}) one thing" in line
+    assert "1" in line.partition("pid=")[0], "the rank precedes it"
+    assert executor.check_health()
+    for _ in range(64):  # more than may wait
+        write(b"y\n" * 2000)
+    write(b"the last words\n")
+    os.kill(victim, signal.SIGKILL)
+    error = eventually(lambda: executor.failure)
+    assert isinstance(error, WorkerDiedError)
+    assert error.last_lines
+
+
+@pytest.mark.parametrize("how", ["stopped", pytest.param("hung", marks=pytest.mark.slow)])
+def test_a_stuck_worker_elsewhere_is_told_with_its_stack(
+    cluster, launcher, eventually, is_alive, how
+):
+    cluster.follow()
+    more = {"plugins.dummy.silent_after": 1.0} if how == "stopped" else {"plugins.mp.hang_after": 1}
+    executor = launcher.start(
+        workers=2, **cluster.keys(**{"plugins.dummy.fail_at": "load:2@1=hang", **more})
+    )
+    stuck = executor._resources.group._workers[1].pid
+    future = executor.collective_rpc("reload_weights", non_block=True)
+    eventually(lambda: executor.check_health()[1].busy_since)
+    if how == "stopped":
+        os.kill(stuck, signal.SIGSTOP)
+    error = future.exception(30)
+    assert isinstance(error, WorkerSilentError if how == "stopped" else WorkerHungError)
+    assert (error.rank, error.pid) == (1, stuck)
+    assert "in reload_weights" in error.stack
+    executor.shutdown()
+    assert not is_alive(stuck)
 
 
 @pytest.mark.slow

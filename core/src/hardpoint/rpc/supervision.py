@@ -121,6 +121,7 @@ class Supervisor:
         self._warn_after = warn_after
         self._hang_after = hang_after
         self._grace = grace
+        self.stack_wait = STACK_WAIT  # who is farther away may be given more
         self._progress = now
         self._suspects: dict[int, _Suspect] = {}
         self._leaving: _Leaving | None = None
@@ -356,7 +357,7 @@ class Supervisor:
     def _accuse(self, of: str, rank: int, now: float) -> list[Action]:
         state = self._ranks[rank]
         state.accused = of
-        state.dump_until = now + STACK_WAIT
+        state.dump_until = now + self.stack_wait
         heard = now if state.heard is None else state.heard
         # Too long in a call and quiet: it is stopped, and must not go on when it is continued.
         state.last = of == "silent" or now - heard > QUIET_BEATS * self._heartbeat

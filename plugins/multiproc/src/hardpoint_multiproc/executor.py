@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from hardpoint.platform import Platform
     from hardpoint.registry import Registry
 
+STACK_SECONDS_AWAY = 3.0
+"""For how long the stack of a worker that may be on another host is awaited."""
+
 
 class MultiprocExecutor(Executor):
     """Runs each worker in a process of its own.
@@ -254,7 +257,7 @@ class MultiprocExecutor(Executor):
         return PLAIN
 
     def _supervisor(self, settings: MultiprocSettings) -> Supervisor:
-        return Supervisor(
+        made = Supervisor(
             self.world_size,
             time.monotonic(),
             missing=self.calls.missing,
@@ -265,6 +268,9 @@ class MultiprocExecutor(Executor):
             warn_after=settings.warn_after,
             hang_after=settings.hang_after,
         )
+        if self.config.parallel.nnodes > 1:
+            made.stack_wait = STACK_SECONDS_AWAY
+        return made
 
 
 def settings_of(config: Config, registry: Registry) -> MultiprocSettings:

@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from attrs import define, field
 from hardpoint.errors import (
@@ -181,6 +182,9 @@ class WorkerGroup:
             worker.exit = None if code is None else int(str(code))
             worker.cause = cause if isinstance(cause, BaseException) else None
             self._ended(worker)
+        elif message["op"] == "stack":  # of a worker on another host
+            text = str(message["text"])
+            self._judge(lambda judge: judge.stack(rank, text, now))
         elif message["op"] == "refused" and self._may_change:
             _logger.warning(
                 "worker rank %d is started plain: the nursery cannot be forked, %s",
@@ -350,6 +354,10 @@ class WorkerGroup:
         """Have the worker write its stacks, and end then if ``last``; a stopped one is continued
         for that.
         """
+        if worker.host and not worker.gone:
+            op = {"op": "stack", "rank": worker.launch.rank, "last": last}
+            with suppress(ExecutorFailedError):  # the nursery took the local workers with it
+                self._nursery.tell(op)
         if worker.pidfd < 0 or worker.gone:
             return
         worker.stack_from = worker.stack_size = os.fstat(worker.launch.stacks).st_size

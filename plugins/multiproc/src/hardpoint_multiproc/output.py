@@ -7,6 +7,7 @@ import select
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 
 KEPT_LINES = 20
 """Last lines of each worker that are kept, for the error that tells of its end."""
@@ -20,7 +21,8 @@ _CHUNK = 1 << 16
 class _Stream:
     """One worker's output: the descriptor it is read from, and what is known of it."""
 
-    def __init__(self, fd: int, label: str) -> None:
+    def __init__(self, key: int, fd: int, label: str) -> None:
+        self.key = key
         self.fd = fd
         self.label = label
         self.rest = b""
@@ -32,6 +34,9 @@ class Output:
     """Reads the workers' output on a thread of its own: a driver whose standard error is not read
     for a while must not keep the workers from being watched.
     """
+
+    told: Callable[[int, list[str]], None] | None = None
+    """Called besides with each worker's key and lines, as they come; it may not wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,7 +63,7 @@ class Output:
             old = self._streams.pop(key, None)
             if old is not None:
                 self._give_back(old)
-            self._streams[key] = _Stream(read, label)
+            self._streams[key] = _Stream(key, read, label)
             self._poll.register(read, select.POLLIN)
             self._ring()
         return write
@@ -116,7 +121,7 @@ class Output:
 
     def _read(self, stream: _Stream) -> list[str]:
         """Take what is there; return the whole lines, labelled."""
-        lines: list[str] = []
+        texts: list[str] = []
         while not stream.ended:
             try:
                 data = os.read(stream.fd, _CHUNK)
@@ -130,8 +135,10 @@ class Output:
             for line in (*(part for each in whole for part in _broken(each)), *broken):
                 text = line.decode(errors="replace")
                 stream.last.append(text)
-                lines.append(f"({stream.label}) {text}\n")
-        return lines
+                texts.append(text)
+        if texts and self.told is not None:
+            self.told(stream.key, texts)
+        return [f"({stream.label}) {text}\n" for text in texts]
 
     def _end(self) -> list[str]:
         lines = [

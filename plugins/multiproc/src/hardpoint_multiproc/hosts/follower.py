@@ -9,13 +9,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import zmq
-from attrs import define, field
 from hardpoint.environment import merged
 from hardpoint.errors import ExecutorFailedError, HardpointError
 from hardpoint.rpc.claims import CallerClaims
@@ -26,7 +25,9 @@ from hardpoint.rpc.network.lanes import WorkerLane
 from hardpoint.rpc.network.link import REFUSED, Link
 
 from hardpoint_multiproc import descriptors
+from hardpoint_multiproc.group import STACK_SECONDS
 from hardpoint_multiproc.hosts.handshake import Installation, files_of
+from hardpoint_multiproc.hosts.started import Started, Told
 from hardpoint_multiproc.nursery_process import NurseryProcess, interpreter
 from hardpoint_multiproc.start_choice import NURSERY, PLAIN, read_early
 
@@ -43,17 +44,6 @@ class LeaderLostError(HardpointError):
     """
 
     exit_code = LOST
-
-
-@define(eq=False)
-class _Started:
-    """One worker here, and what it lives by."""
-
-    rank: int
-    lane: WorkerLane | None = None
-    board: CallerClaims | None = None
-    given: list[int] = field(factory=list)
-    ended: bool = False
 
 
 class Follower:
@@ -81,7 +71,8 @@ class Follower:
         self._peer_timeout = peer_timeout
         self._start = start
         self._codec = codec_across()
-        self._workers: dict[int, _Started] = {}
+        self._workers: dict[int, Started] = {}
+        self._output = Told()
         self._nursery: NurseryProcess | None = None
         self._forks = False
         self._waiting: list[Mapping[str, Any]] = []
@@ -138,7 +129,8 @@ class Follower:
         """Do as the leader says until it ends the group. Raises LeaderLostError if it goes away."""
         heard, beat = time.monotonic(), 0.0
         while True:
-            if self._link.comes(_LOOK_S):
+            stacks = any(worker.writes_stack for worker in self._workers.values())
+            if self._link.comes(STACK_SECONDS if stacks else _LOOK_S):
                 heard = time.monotonic()
                 message = self._next()
                 if message["op"] == "stop":
@@ -152,6 +144,8 @@ class Follower:
                 beat = now + self._heartbeat
                 self._say({"op": "beat"})
             self._launch_waiting()
+            for worker in list(self._workers.values()):
+                self._tell_stack(worker.rank, worker.stack())
             self._flush()
 
     def close(self, why: str = "") -> None:
@@ -162,7 +156,7 @@ class Follower:
         if nursery is not None:
             nursery.close(5.0)
         for worker in self._workers.values():
-            _give_back(worker)
+            worker.close()
         if not self._socket.closed:
             self._link.close()
             self._socket.close()
@@ -183,6 +177,8 @@ class Follower:
             with suppress(ExecutorFailedError):
                 self._nursery.tell({"op": "signal", "rank": message["rank"],
                                     "signal": int(message["signal"])})  # fmt: skip
+        elif message["op"] == "stack" and message["rank"] in self._workers:
+            self._workers[message["rank"]].ask_for_stack(last=bool(message["last"]))
 
     def _begin_nursery(self, packet: Mapping[str, Any]) -> None:
         if self._nursery is None:
@@ -190,6 +186,7 @@ class Follower:
             own = {name: value for name, value in env.items() if os.environ.get(name) != value}
             self._forks = self._start != PLAIN and packet["forks"] and not read_early(own)
             self._nursery = made = NurseryProcess(tuple(packet["preload"]) if self._forks else None)
+            made.output.told = self._prints
             made.listen(self._heard, partial(self._nursery_died, made))
 
     def _launch_waiting(self) -> None:
@@ -207,7 +204,7 @@ class Follower:
         variables, conflicts = merged(os.environ, packet["variables"])
         for line in conflicts:
             sys.stderr.write(f"rank {rank}: {line}\n")
-        worker = self._workers[rank] = _Started(rank)
+        worker = self._workers[rank] = Started(rank)
         worker.lane = WorkerLane(packet["worker"]["lane"])
         worker.board = CallerClaims(int(packet["world_size"]))
         spec = {
@@ -229,7 +226,8 @@ class Follower:
         give(nursery.output.add(rank, str(packet["title"])))
         give(worker.lane.end.detach())
         give(descriptors.memory("boot", packet["boot"]))
-        give(descriptors.memory("stacks"))
+        worker.stacks = descriptors.memory("stacks")
+        give(os.dup(worker.stacks))
         give(os.dup(worker.board.fd))
         give(descriptors.memory("rendezvous", json.dumps(packet["rendezvous"]).encode()))
         nursery.tell({"op": "start", "rank": rank, "way": way, "command": interpreter()},
@@ -238,24 +236,30 @@ class Follower:
     # What becomes of it, on the nursery's loop.
 
     def _heard(self, message: dict[str, Any], fds: list[int]) -> None:
-        descriptors.close(fds)
         rank = int(message["rank"])
         worker = self._workers[rank]
+        if message["op"] == "started" and fds:
+            worker.pid, worker.pidfd = int(message["pid"]), fds.pop(0)
+        descriptors.close(fds)
         if message["op"] == "started":
             given, worker.given = worker.given, []
             descriptors.close(given)
             self._say({"op": "started", "rank": rank, "pid": message["pid"]})
         elif message["op"] == "exited":
-            self._lines(rank)
+            if self._nursery is not None:
+                self._nursery.output.last_lines(rank)  # it tells what was not read yet
+            self._tell_stack(rank, worker.stack(ended=True))
             self._say({"op": "exited", "rank": rank, "exit": message["exit"]})
         else:
             self._say({"op": "failed", "rank": rank, "reason": str(message["reason"])})
 
-    def _lines(self, rank: int) -> None:
-        if self._nursery is not None:
-            text = "\n".join(self._nursery.output.last_lines(rank))
-            if text:
-                self._say({"op": "lines", "rank": rank, "data": text.encode() + b"\n"})
+    def _prints(self, rank: int, lines: Sequence[str]) -> None:
+        if rank in self._workers:  # else it is the nursery that speaks
+            self._output.add(rank, lines)
+
+    def _tell_stack(self, rank: int, text: str | None) -> None:
+        if text is not None:
+            self._say({"op": "stack", "rank": rank, "text": text})
 
     def _nursery_died(self, nursery: NurseryProcess, code: int | None) -> None:
         self._say({"op": "leaving", "why": f"its nursery (pid {nursery.pid}) ended: {code}"})
@@ -270,6 +274,8 @@ class Follower:
     def _flush(self) -> None:
         with self._saying:
             said, self._said = self._said, []
+        for rank, data in self._output.take():  # before what ``said`` has of the worker's end
+            self._put({"op": "lines", "rank": rank, "data": data})
         for message in said:
             self._put(message)
 
@@ -281,12 +287,6 @@ class Follower:
     def _next(self) -> dict[str, Any]:
         message: dict[str, Any] = self._codec.decode(self._socket.recv(), "what the leader says")
         return message
-
-
-def _give_back(worker: _Started) -> None:
-    descriptors.close(worker.given)
-    if worker.board is not None:
-        worker.board.close()
 
 
 def joined(

@@ -263,14 +263,14 @@ class Hosts:
         op = message["op"]
         if op == "leaving":
             self._gone(node, str(message["why"]))
-        elif op in ("started", "exited", "failed", "lines"):
+        elif op in ("started", "exited", "failed", "lines", "stack"):
             rank = int(message["rank"])
             if rank not in node.ranks:
                 return
             if op == "lines":
                 self._print(rank, bytes(message["data"]))
                 return
-            told = {key: message.get(key) for key in ("op", "pid", "exit", "reason")}
+            told = {key: message.get(key) for key in ("op", "pid", "exit", "reason", "text")}
             self.loop.call(partial(self._pass_on, {**told, "rank": rank, "host": str(node)}))
 
     def _print(self, rank: int, data: bytes) -> None:
