@@ -15,14 +15,16 @@ Process-global, like any torch device: :func:`install` it in a process of its ow
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 
 import torch
+from ordered_graph import Graph
+from ordered_memory import MEMORY, MemPool
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 NAME = "ordered"
-MEMORY = 16 << 30
 RUBBISH = 0x5A
 """What every byte of page-locked memory holds while a copy to it is on its way."""
 
@@ -125,6 +127,7 @@ class Device:
         self.host = {}
         self.copies = []
         self.log = []
+        self.capture = None
 
     def begin(self):
         """Make the device as new."""
@@ -140,6 +143,8 @@ class Device:
 
     def host_waits(self, front):
         """Let the host wait for ``front``; copies up to there arrive."""
+        if self.capture is not None:
+            self.capture.refuse("waiting for the device")
         self.log.append(("host", "wait"))
         merge(self.host, front)
         arrived = [copy for copy in self.copies if self.knows(copy.point)]
@@ -160,6 +165,7 @@ def merge(into, front):
 
 
 DEVICE = Device()
+Graph.device = DEVICE
 
 
 class History:
@@ -167,15 +173,34 @@ class History:
     whose later work it goes when nobody holds it any more.
     """
 
-    __slots__ = ("__weakref__", "home", "reads", "what", "written")
+    __slots__ = ("__weakref__", "home", "num_bytes", "range", "reads", "what", "written")
 
-    def __init__(self):
+    def __init__(self, lies_in=None):
         self.home = DEVICE.current
         self.written = None
         self.what = ""
         self.reads = {}
+        self.num_bytes = 0
+        self.range = lies_in
+        if lies_in is not None:
+            lies_in.histories.add(self)
+
+    def __del__(self):
+        MEMORY.give_back(self.num_bytes)
+
+    def require_mapped(self, what):
+        if self.range is not None and not self.range.mapped:
+            raise OrderError(f"{what} touches memory that sleeps, at {self.range.address:#x}")
+
+    def require_done(self, what):
+        """Raise unless the host knows that all work on the memory is done."""
+        points = [*self.reads.items(), *([self.written] if self.written else ())]
+        for point in points:
+            if not DEVICE.knows(point):
+                raise OrderError(f"{what} while work on {point[0].name} may still use it")
 
     def read(self, stream, number, what):
+        self.require_mapped(what)
         written = self.written
         if written is not None and written[0] is not stream and not stream.follows(written):
             raise OrderError(
@@ -325,7 +350,7 @@ class OrderedTensor(torch.Tensor):
     """A tensor on the device; ``inner`` is the host tensor that stands for its memory."""
 
     @staticmethod
-    def __new__(cls, inner, history=None):
+    def __new__(cls, inner, history=None, lies_in=None):
         return torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
@@ -335,9 +360,13 @@ class OrderedTensor(torch.Tensor):
             device=DEVICE.device,
         )
 
-    def __init__(self, inner, history=None):
+    def __init__(self, inner, history=None, lies_in=None):
         self.inner = inner
-        self.history = history or History()
+        if history is None:
+            history = History(lies_in)
+            history.num_bytes = inner.untyped_storage().nbytes()
+            MEMORY.take(history.num_bytes)
+        self.history = history
 
     def __repr__(self):
         return f"OrderedTensor({tuple(self.shape)}, {self.dtype})"
@@ -431,7 +460,11 @@ def compute(func, kind, args, kwargs):
                 tensor.history.read(stream, number, kind.name)
     for tensor in writes:
         tensor.history.write(stream, number, kind.name)
-    result = func(*map(inner, args), **{name: inner(arg) for name, arg in kwargs.items()})
+    capture = DEVICE.capture
+    if capture is not None:
+        capture.will_write(writes)
+    given = [inner(arg) for arg in args], {name: inner(arg) for name, arg in kwargs.items()}
+    result = func(*given[0], **given[1])
     for tensor in writes:
         if tensor.shape != tensor.inner.shape:  # what was empty is resized, as on a real device
             tensor.data = OrderedTensor(tensor.inner, tensor.history)
@@ -446,11 +479,27 @@ def compute(func, kind, args, kwargs):
     if not kind.is_view:
         for tensor in tensors_in(wrapped):
             tensor.history.written, tensor.history.what = (stream, number), kind.name
+        if capture is not None:
+            made = () if kind.aliases else tensors_in(wrapped)
+            reads = [each for arg in (*args, *kwargs.values()) for each in tensors_in(arg)]
+            capture.note(again(func, given, made), reads, writes, made)
     if kind.gives is not None:
         return args[kind.gives]
     if kind.aliases:
         return return_and_correct_aliasing(func, args, kwargs, wrapped)
     return wrapped
+
+
+def again(func, given, made):
+    """What does an operation once more, into the memory that it made the first time."""
+
+    def replayed():
+        found = func(*given[0], **given[1])
+        found = found if isinstance(found, list | tuple) else (found,)
+        for target, values in zip(made, found, strict=False):
+            target.inner.copy_(values)
+
+    return replayed
 
 
 def tensors_in(arg):
@@ -499,6 +548,9 @@ def blocking(tensor):
 def copy(target, source, non_blocking=False):
     """``copy_`` from, to or within the device."""
     stream = DEVICE.current
+    capture = DEVICE.capture
+    if capture is not None and not (type(target) is type(source) is OrderedTensor):
+        capture.refuse("a copy to or from the host")
     if not isinstance(target, OrderedTensor):
         if not non_blocking:
             values = blocking(source)
@@ -519,6 +571,10 @@ def copy(target, source, non_blocking=False):
     target.history.write(*point, "copy_")
     if isinstance(source, OrderedTensor):
         source.history.read(*point, "copy_")
+        if capture is not None:
+            capture.will_write((target,))
+            replayed = functools.partial(target.inner.copy_, source.inner)
+            capture.note(replayed, (source,), (target,), ())
         target.inner.copy_(source.inner)
         return target
     if type(source) is PinnedTensor:
@@ -548,15 +604,24 @@ def to_host(source, *, dtype=None, non_blocking=False, **options):
 
 def empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
     """``aten::empty.memory_format``."""
-    try:
-        return OrderedTensor(torch.empty(size, dtype=dtype, device="cpu"))
-    except RuntimeError as error:
-        raise torch.OutOfMemoryError(str(error)) from error
+    return made(torch.empty, size, dtype)
 
 
 def empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):
     """``aten::empty_strided``."""
-    return OrderedTensor(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
+    return made(functools.partial(torch.empty_strided, stride=stride), size, dtype)
+
+
+def made(make, size, dtype):
+    """A tensor of the pool at hand, or of the allocator."""
+    if DEVICE.capture is None and MEMORY.pool is not None:
+        host, lies_in = MEMORY.pool.tensor(size, dtype or torch.get_default_dtype())
+        return OrderedTensor(host, None, lies_in)
+    try:
+        host = make(size, dtype=dtype, device="cpu")
+    except RuntimeError as error:
+        raise torch.OutOfMemoryError(str(error)) from error
+    return OrderedTensor(host)
 
 
 def copy_from(source, destination, non_blocking=False):
@@ -577,12 +642,16 @@ def device_module():
     answers = {
         "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
         "set_device": None, "manual_seed_all": None, "_is_in_bad_fork": False,
-        "mem_get_info": (MEMORY, MEMORY), "memory_allocated": 0, "reset_peak_memory_stats": None,
-        "max_memory_allocated": 1 << 30,
     }  # fmt: skip
     for name, answer in answers.items():
         setattr(module, name, lambda *args, answer=answer, **kwargs: answer)
+    for name in (
+        "empty_cache", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
+        "memory_allocated", "memory_reserved", "reset_peak_memory_stats", "use_mem_pool",
+    ):  # fmt: skip
+        setattr(module, name, getattr(MEMORY, name))
     module.Stream, module.Event = Stream, Event
+    module.Graph, module.MemPool = Graph, MemPool
     module.synchronize = DEVICE.synchronize
     module.current_stream = lambda device=None: DEVICE.current
     return module

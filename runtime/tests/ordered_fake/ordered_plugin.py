@@ -11,6 +11,7 @@ import importlib.util
 import sys
 
 import ordered_device
+import ordered_memory
 import pytest
 
 
@@ -35,11 +36,27 @@ def pytest_load_initial_conftests(early_config):
     options = early_config.known_args_namespace
     globals()["runner_class"] = resolve(options.runner_class)
 
+    from hardpoint_runtime.accelerator.torch_pools import TorchPools
+
     class OrderedDeviceOps(resolve(options.device_class)):
-        """The port, as it is, over the device that enforces order."""
+        """The port, as it is, over the device that enforces order: its graphs, and pools over its
+        virtual memory.
+        """
+
+        graph_class = "Graph"
 
         def __init__(self):
             super().__init__(ordered_device.NAME, 0, pins=True)
+
+        def make_pools(self):
+            return TorchPools(
+                ordered_memory.OrderedVirtualMemory(),
+                module=self._module,
+                device=self.device,
+                make_allocator=ordered_memory.make_allocator,
+                host_buffer=self.host_buffer,
+                synchronize=self.synchronize,
+            )
 
         def host_buffer(self, shape, dtype):
             return ordered_device.PinnedTensor.new(shape, dtype)

@@ -195,8 +195,10 @@ def test_a_longer_longest_length_than_captured_is_refused(make_graphs):
 def test_closing_gives_the_graphs_back(make_graphs):
     runner = make_graphs("full_and_piecewise", sizes=(2, 4))
     graphs = runner.graphs
-    held = [weakref.ref(block) for block in graphs._scratch.blocks + graphs._pool.blocks]
+    blocks = [*graphs._scratch.blocks, *getattr(graphs._pool, "blocks", ())]
+    held = [weakref.ref(each) for each in (*blocks, *graphs.captured._graphs.values())]
     held += [weakref.ref(graphs), weakref.ref(runner.model)]
+    del blocks
     assert len(held) > 4
     del graphs
     runner.close()

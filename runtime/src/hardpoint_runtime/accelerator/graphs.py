@@ -10,7 +10,8 @@ or on the host.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable
+import gc
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, frozen
@@ -70,7 +71,7 @@ def capture(
     device.synchronize()
     current = device.current_stream()
     pool.stream.wait_stream(current)
-    with pool.stream:
+    with _uncollected(), pool.stream:
         output = _captured(graph, function, key, pool)
     current.wait_stream(pool.stream)
     if pool.handle is None:
@@ -89,6 +90,20 @@ def _captured(graph: Any, function: Callable[[], Any], key: Hashable, pool: Devi
         raise GraphCaptureError(f"the device does not capture {key}: {error}") from error
     graph.capture_end()
     return output
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Let no cycle be collected meanwhile: it might be an engine that is gone, whose memory the
+    device gives back only after waiting, which no capture survives.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _abandon(graph: Any) -> None:

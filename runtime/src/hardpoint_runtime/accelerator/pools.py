@@ -76,10 +76,13 @@ class AddressKeepingPools:
         return address
 
     def free(self, address: int) -> None:
-        """Give a piece back, awake or asleep."""
+        """Give a piece back, awake or asleep, once the work on it is done: taking memory away does
+        not wait by itself.
+        """
         with self._lock:
             piece = self._pieces.pop(address)
         if piece.mapped:
+            self._synchronize()
             self.memory.unmap(piece.address, piece.num_bytes)
         self.memory.release(piece.address, piece.num_bytes)
 

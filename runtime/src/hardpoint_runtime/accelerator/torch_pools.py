@@ -38,6 +38,12 @@ ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctyp
 FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 """(address, bytes, device, stream)."""
 
+_callbacks: list[object] = []
+"""Every callback ever made. torch knows their addresses only, keeps an allocator for as long as the
+process lives, and frees memory whenever the last tensor of a segment goes, which may be after the
+pools: so they stay.
+"""
+
 SEGMENT = 2 << 20
 """Bytes of which torch makes large segments multiples."""
 
@@ -65,7 +71,6 @@ class TorchPools(AddressKeepingPools):
         self._device = device
         self._make_allocator = make_allocator
         self._torch_pools: dict[str, Any] = {}
-        self._callbacks: list[object] = []  # torch knows their addresses only
 
     @contextlib.contextmanager
     def use(self, tag: str) -> Iterator[None]:
@@ -99,6 +104,6 @@ class TorchPools(AddressKeepingPools):
                 _logger.exception("memory of %s at %#x cannot be given back", tag, address)
 
         callbacks = ALLOCATE(allocate), FREE(free)
-        self._callbacks += callbacks
+        _callbacks.extend(callbacks)
         addresses = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in callbacks]
         return self._module.MemPool(self._make_allocator(*addresses))

@@ -90,3 +90,7 @@ class AttentionMetadata:
             self._derived[key] = make(self)
         found: _T = self._derived[key]
         return found
+
+    def forget(self) -> None:
+        """Derive everything anew: what was derived may not be used by what comes now."""
+        self._derived.clear()

@@ -282,7 +282,11 @@ class PreparedRun:
     step: ForwardContext
 
     def __call__(self) -> Any:
-        """Run it."""
+        """Run it, deriving from its metadata anew: a capture must hold all the work of a step, also
+        after the same run was looked at.
+        """
+        for metadata in self.step.attention.values():
+            metadata.forget()
         batch, carried = self.batch, dict(self.batch.carried) or None
         with entered(self.step):
             return self.model(batch.token_ids, batch.positions, self.step, None, carried)
