@@ -84,6 +84,7 @@ def test_there_is_a_row_for_everything(engines):
     }
     kinds = [("hardpoint", kind) for kind in PLAN.formats]
     kinds += [("vllm", "fp32"), ("llama.cpp", "fp32"), ("llama.cpp", "Q4_0")]
+    kinds += [("hardpoint", "Q4_0-float")]
     assert set(cells) == {
         (engine, kind, phase, 1) for engine, kind in kinds for phase in ("decode", "prefill")
     }
@@ -92,8 +93,15 @@ def test_there_is_a_row_for_everything(engines):
     against = {(each["format"], each["against"]) for each in found["ratios"]}
     assert against == {
         ("fp32", "vllm"), ("w8a8", "vllm"), ("Q4_0", "vllm"), ("fp32", "llama.cpp"),
-        ("Q4_0", "llama.cpp"),
+        ("Q4_0", "llama.cpp"), ("Q4_0-float", "vllm"), ("Q4_0-float", "llama.cpp"),
     }  # fmt: skip
+    assert found["turns"] == 1
+    bounds = {each["name"]: each for each in found["bounds"]}
+    for name in ("w8a8 / vllm, decode B=1", "Q4_0 / llama.cpp, prefill"):
+        assert bounds[name]["met"] is (bounds[name]["value"] >= bounds[name]["bound"])
+    assert bounds["w8a8: overhead"]["met"] is False
+    assert "bf16 / vllm, decode B=1" not in bounds
+    assert "w8a8 / vllm, decode B=16" not in bounds
     assert found["figures"]["w8a8"]["overhead"] == pytest.approx(0.25)
     assert json.loads(json.dumps(found)) == found
 
@@ -107,6 +115,25 @@ def test_all_get_the_same_prompts_and_no_two_turns_do(engines, tmp_path, monkeyp
     seen = (tmp_path / "seen").read_text().splitlines()
     each = {prompt: seen.count(prompt) for prompt in seen}
     assert sorted(each.values()) == [1, 4, 4, 4]  # ours once more, for its figures
+
+
+def test_turns_end_when_the_time_is_up(engines, monkeypatch):
+    plan = evolve(PLAN, formats=("fp32",), cases=("B1",), repeats=50, peers={}, minutes=1e-9)
+    said = []
+    found = cpu.measure(plan, Files(), said.append)
+    assert found["turns"] == 1
+    assert "the time is up: the turns that there were count" in said
+    assert cpu.measure(evolve(plan, repeats=2, minutes=60), Files(), said.append)["turns"] == 2
+
+
+def test_a_bound_whose_peer_is_missing_is_not_measured(engines):
+    plan = evolve(PLAN, peers={}, formats=("w8a8", "bf16"))
+    found = cpu.measure(plan, Files(), lambda line: None)
+    verdicts = {each["name"]: each["met"] for each in found["bounds"] if "vllm" in each["name"]}
+    assert set(verdicts.values()) == {None}
+    assert "bf16 / vllm, prefill" in verdicts
+    text = cpu_table.table(found)
+    assert text.count("not measured") == len(verdicts) + 2  # and llama.cpp's
 
 
 def test_a_peer_that_fails_is_left_out_by_name(engines, monkeypatch):
@@ -206,7 +233,8 @@ def test_blocks_are_multiplied_as_llama_cpp_does():
     for runner in cpu.runners(plan, Files()):
         own = json.loads(runner.arguments)["keys"]["cpu"]
         assert own["native"] == "auto"
-        assert own.get("activations") == ("int8" if runner.format.startswith("Q") else None)
+        wanted = "float" if runner.format.endswith("-float") else "int8"
+        assert own.get("activations") == (wanted if runner.format.startswith("Q") else None)
 
 
 @pytest.mark.parametrize(
@@ -269,6 +297,6 @@ def test_our_engine_is_measured(small_gguf, tmp_path):
     files = model_files.ModelFiles(small_gguf, tmp_path / "made", lambda line: None)
     found = cpu.measure(plan, files, lambda line: None)
     speeds = {row["format"]: row["tokens_per_s"] for row in found["rows"]}
-    assert set(speeds) == {"fp32", "bf16", "Q8_0"}
+    assert set(speeds) == {"fp32", "bf16", "Q8_0", "Q8_0-float"}
     assert min(speeds.values()) > 0
     assert all(each["overhead"] > 0 for each in found["figures"].values())

@@ -12,6 +12,7 @@ import datetime as dt
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -32,6 +33,8 @@ ENGINES: Final[Mapping[str, str]] = {
 """Every engine, and its file in ``serving_engines``."""
 PLAIN: Final[Mapping[str, str]] = {"fp32": "float32", "bf16": "bfloat16"}
 QUANTISED: Final = ("int8", "w8a8", "w4a8")
+FLOAT: Final = "-float"
+"""Behind the name of a GGUF format: our own engine multiplying it with float activations."""
 FORMATS: Final = (*PLAIN, *QUANTISED, *GGUF_TYPES[2:])
 DEFAULT_FORMATS: Final = ("fp32", "bf16", "w8a8", "Q8_0", "Q4_0", "Q4_1")
 PATIENCE: Final = 900.0
@@ -79,6 +82,8 @@ class CpuPlan:
     peers: Mapping[str, str] = field(factory=dict)
     compiled: bool = True
     """Whether vLLM runs with its compiler, too; its best counts."""
+    minutes: float | None = None
+    """Turns begin no later than so many minutes after the start; every case has one turn."""
 
 
 @frozen(kw_only=True)
@@ -105,6 +110,9 @@ def runners(plan: CpuPlan, files: ModelFiles) -> Iterator[Runner]:
             for way, options in _ways(engine, kind, plan, files):
                 arguments = json.dumps({"threads": plan.threads, **options})
                 yield Runner(engine=engine, format=kind, way=way, arguments=arguments)
+        if kind in GGUF_TYPES:
+            options = {"threads": plan.threads, **_ours(kind, files, "float")}
+            yield Runner(engine=OURS, format=kind + FLOAT, arguments=json.dumps(options))
 
 
 def _ways(
@@ -127,13 +135,14 @@ def _ways(
                 yield "compiled", {**options, "eager": False}
 
 
-def _ours(kind: str, files: ModelFiles) -> dict[str, Any]:
+def _ours(kind: str, files: ModelFiles, activations: str = "int8") -> dict[str, Any]:
+    """``activations``: those that blocks of a GGUF file are multiplied with; as llama.cpp: int8."""
     keys: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 64, "cpu": {"native": "auto"}}
     if kind in PLAIN:
         return {"model": str(files.safetensors()), "keys": {**keys, "dtype": PLAIN[kind]}}
     if kind in QUANTISED:
         return {"model": str(files.safetensors()), "keys": {**keys, "quantization": kind}}
-    keys["cpu"] = {**keys["cpu"], "activations": "int8"}  # as llama.cpp
+    keys["cpu"] = {**keys["cpu"], "activations": activations}
     return {"model": str(files.gguf(kind)), "keys": keys}
 
 
@@ -143,7 +152,7 @@ Times = dict[Runner, dict[str, list[float]]]
 
 def measure(plan: CpuPlan, files: ModelFiles, tell: Tell) -> Document:
     """Measure every engine that is to be had. Return ``rows``, ``ratios``, ``figures`` of our own
-    engine by format, the ``bounds`` of those, and ``skipped`` (engine -> why).
+    engine by format, the ``bounds`` of both, ``turns`` that count, and ``skipped`` (engine -> why).
 
     Called by the command. ``tell`` gets a line for each stage. Whoever fails is left out from then
     on. Raises TransportFailedError if our own engine fails in every format.
@@ -159,11 +168,17 @@ def measure(plan: CpuPlan, files: ModelFiles, tell: Tell) -> Document:
     read = read_bandwidth(plan.threads)
     ours = [row for row in rows if row["engine"] == OURS]
     figures = {kind: cpu_bounds.figures_of(each, kind, ours, read) for kind, each in told.items()}
+    judged = cpu_bounds.judged_ratios(ratios(rows))
+    cells = [(CASES[name].phase, CASES[name].batch) for name in plan.cases]
     return {
         "rows": rows,
-        "ratios": cpu_bounds.judged_ratios(ratios(rows)),
+        "ratios": judged,
         "figures": figures,
-        "bounds": cpu_bounds.judged_figures(figures),
+        "bounds": [
+            *cpu_bounds.ratio_bounds(judged, plan.formats, cells),
+            *cpu_bounds.judged_figures(figures),
+        ],
+        "turns": race.turns,
         "read_bytes_per_s": read,
         "skipped": skipped,
     }
@@ -177,6 +192,8 @@ class _Race:
     ) -> None:
         self._plan, self._stack, self._skipped, self._tell = plan, stack, skipped, tell
         self._drivers: dict[Runner, Driver] = {}
+        self._started = time.monotonic()
+        self.turns = 0
 
     def start(self, wanted: Iterable[Runner]) -> None:
         """Start one after the other: starting takes cores, too."""
@@ -203,16 +220,28 @@ class _Race:
     def run(self) -> Times:
         """Take every turn, there and back."""
         times: Times = {runner: {} for runner in self._drivers}
-        for name in self._plan.cases:
-            case = CASES[name]
-            self._tell(f"{name}: {case.phase}, batch {case.batch}")
-            for repeat in range(self._plan.repeats + 1):
+        begun = time.monotonic()
+        for repeat in range(self._plan.repeats + 1):
+            if repeat > 1 and self._is_late(begun):
+                self._tell("the time is up: the turns that there were count")
+                break
+            for name in self._plan.cases:
+                self._tell(f"turn {repeat}, {name}")
                 order = tuple(self._drivers)
                 for runner in order if repeat % 2 else order[::-1]:
-                    seconds = self._turn(runner, case, repeat)
+                    seconds = self._turn(runner, CASES[name], repeat)
                     if seconds is not None and repeat:
                         times[runner].setdefault(name, []).append(seconds)
+            self.turns = repeat
         return times
+
+    def _is_late(self, begun: float) -> bool:
+        """Whether another turn like those before would end after the minutes there are."""
+        if self._plan.minutes is None:
+            return False
+        now = time.monotonic()
+        one = (now - begun) / (self.turns + 1)
+        return now + one > self._started + 60 * self._plan.minutes
 
     def figures(self) -> dict[str, dict[str, float]]:
         """Return format -> what our engine knows of itself after one more turn of one request."""
@@ -268,7 +297,7 @@ def rows_of(times: Times, at: str) -> list[Row]:
 
 def ratios(rows: Sequence[Row]) -> list[Row]:
     """Return what our engine's speed is as a multiple of each other's best that it is held against:
-    in the same format of llama.cpp's; of the others in any.
+    in the same format of llama.cpp's, whatever the activations; of the others in any.
     """
     found: list[Row] = []
     for row in rows:
@@ -279,7 +308,7 @@ def ratios(rows: Sequence[Row]) -> list[Row]:
                 other["tokens_per_s"] for other in rows
                 if engine == other["engine"] != OURS
                 and (other["phase"], other["batch"]) == (row["phase"], row["batch"])
-                and (engine != "llama.cpp" or other["format"] == row["format"])
+                and (engine != "llama.cpp" or other["format"] == row["format"].removesuffix(FLOAT))
             ]  # fmt: skip
             if speeds:
                 ratio = round(row["tokens_per_s"] / max(speeds), 3)

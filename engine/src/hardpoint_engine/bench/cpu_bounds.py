@@ -37,6 +37,32 @@ def judged_ratios(ratios: Iterable[Row]) -> list[Row]:
     return found
 
 
+def ratio_bounds(
+    judged: Iterable[Row], formats: Sequence[str], cells: Iterable[tuple[str, int]]
+) -> list[Row]:
+    """Return every bound of the ``formats`` in the ``cells`` (phase, batch) as ``name``, ``value``,
+    ``bound`` and whether it is ``met``; both are None where a peer was not measured.
+    """
+    found = {
+        (each["format"], each["against"], each["phase"], each["batch"]): each["ratio"]
+        for each in judged
+    }
+    measured = [cell for cell in CELLS if cell in set(cells)]
+    rows = []
+    for (kind, against), bounds in RATIOS.items():
+        for cell in measured if kind in formats else ():
+            bound, value = bounds[CELLS.index(cell)], found.get((kind, against, *cell))
+            met = None if value is None else value >= bound
+            name = f"{kind} / {against}, {case_name(*cell)}"
+            rows.append({"name": name, "value": value, "bound": bound, "met": met})
+    return rows
+
+
+def case_name(phase: str, batch: int) -> str:
+    """Return how a case is told."""
+    return f"{phase} B={batch}" if phase == "decode" else phase
+
+
 def figures_of(
     told: Mapping[str, float], kind: str, rows: Sequence[Row], bytes_per_s: float
 ) -> dict[str, float]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hardpoint_engine.bench.cpu_bounds import case_name
+
 Row = Mapping[str, Any]
 
 
@@ -27,27 +29,27 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"{engine:16}{kind:10}{cells}"
     yield ""
     for each in document["ratios"]:
-        where = f"{each['format']} / {each['against']}, {case_name(each['phase'], each['batch'])}"
-        yield f"{where:44}{each['ratio']:>10.2f}{_verdict(each)}"
+        if "bound" not in each:
+            case = case_name(each["phase"], each["batch"])
+            where = f"{each['format']} / {each['against']}, {case}"
+            yield f"{where:44}{each['ratio']:>10.2f}"
     for kind, figures in document["figures"].items():
         yield f"{kind:10}" + "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    yield ""
     for each in document["bounds"]:
-        verdict = "met" if each["met"] else "NOT MET"
-        yield f"{each['name']:44}{each['value']:>10.3f}  bound {each['bound']:<8g}{verdict}"
+        judged = f"bound {each['bound']:<8g}{_verdict(each)}"
+        yield f"{each['name']:44}{_number(each['value'])}  {judged}"
     yield f"{'memory is read at':44}{document['read_bytes_per_s'] / 1e9:>10.1f} GB/s"
     for name, why in document["skipped"].items():
         yield f"left out: {name}: {why}"
 
 
-def case_name(phase: str, batch: int) -> str:
-    """Return how a case is told."""
-    return f"{phase} B={batch}" if phase == "decode" else phase
+def _number(value: float | None) -> str:
+    return f"{'-':>10}" if value is None else f"{value:>10.3f}"
 
 
-def _verdict(ratio: Row) -> str:
-    if "bound" not in ratio:
-        return ""
-    return f"  at least {ratio['bound']:<6g}{'met' if ratio['met'] else 'NOT MET'}"
+def _verdict(bound: Row) -> str:
+    return {True: "met", False: "NOT MET", None: "not measured"}[bound["met"]]
 
 
 def plot(document: Mapping[str, Any], path: str, pyplot: Any) -> None:

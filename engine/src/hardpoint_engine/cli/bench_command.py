@@ -83,6 +83,11 @@ def rpc(
 @click.option("--repeats", type=click.IntRange(min=1), default=3, help="turns that count")
 @click.option("--threads", type=click.IntRange(min=1), default=2, help="of every engine")
 @click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    help="begin no turn that would end later; one turn is always taken",
+)
+@click.option(
     "--peer",
     "peers",
     multiple=True,

@@ -29,6 +29,7 @@ def run(
     cases: str | None,
     repeats: int,
     threads: int,
+    minutes: float | None,
     peers: Sequence[str],
     compiled: bool,
     as_json: bool,
@@ -40,6 +41,7 @@ def run(
         cases=_names(cases, tuple(cpu.CASES), tuple(cpu.CASES), "--cases"),
         repeats=repeats,
         threads=threads,
+        minutes=minutes,
         peers=_pythons(peers),
         compiled=compiled,
     )
