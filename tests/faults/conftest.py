@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import uuid
 from pathlib import Path
@@ -13,7 +14,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import fault_groups  # noqa: E402
-from outside import VARIABLE, Outside  # noqa: E402
+from outside import SHARED, VARIABLE, Outside  # noqa: E402
 
 # Workers need not have this folder on their path, nor import pytest.
 cloudpickle.register_pickle_by_value(fault_groups)
@@ -42,11 +43,13 @@ def marked(monkeypatch, tmp_path, outside):
     monkeypatch.setenv(VARIABLE, marker)
     monkeypatch.setenv("TMPDIR", str(temporary))
     before = fault_groups.own_descriptors()
-    shared = outside.look(marker, "/dev/shm")["files"]
+    shared = outside.look(marker, SHARED)["files"]
     yield marker
     fault_groups.settle(lambda: not outside.look(marker)["processes"])
-    # Files there may be others': those are in use by them, or gone in a moment.
-    fault_groups.settle(lambda: not outside.look(marker, "/dev/shm", known=shared)["files"])
+    # Files there may be others': those are in use by them, or were, or gone in a moment.
+    with contextlib.suppress(TimeoutError):
+        fault_groups.settle(lambda: not outside.look(marker, SHARED, known=shared)["files"])
+    assert outside.look(marker, SHARED, known=shared)["files"] == []
     left = outside.look(marker, str(temporary))
     assert left == {"processes": {}, "listeners": [], "files": []}
     assert fault_groups.own_descriptors() == before

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 VARIABLE = "HP_FAULTS_RUN"
 """Set in a driver's environment, and so in that of all that it starts."""
+SHARED = "/dev/shm"
+"""Where named shared memory is."""
 
 
 def processes(marker: str) -> dict[int, str]:
@@ -53,29 +56,61 @@ def listeners(pids: list[int]) -> list[str]:
     return found
 
 
-def unused(paths: list[str]) -> list[str]:
-    """Return which of these files no living process has open or mapped."""
-    left = set(paths)
-    for folder in Path("/proc").iterdir():
-        if not left:
-            break
+def holders(paths: list[str]) -> dict[str, set[str]]:
+    """Return path -> the markers of the living processes that have it open or mapped ("": none)."""
+    found: dict[str, set[str]] = {path: set() for path in paths}
+    for folder in Path("/proc").iterdir() if paths else ():
         if not folder.name.isdigit():
             continue
         try:
             maps = (folder / "maps").read_text()
             links = {str(link.readlink()) for link in (folder / "fd").iterdir()}
+            held = [path for path in paths if path in links or path in maps]
+            variables = (folder / "environ").read_bytes().split(b"\0") if held else []
         except OSError:
             continue
-        left = {path for path in left if path not in links and path not in maps}
-    return sorted(left)
+        own = next((each for each in variables if each.startswith(f"{VARIABLE}=".encode())), b"")
+        for path in held:
+            found[path].add(own.partition(b"=")[2].decode())
+    return found
 
 
-def look(marker: str, folders: list[str], known: list[str] | None = None) -> dict[str, object]:
-    """Return what is there: of files, with ``known``, those that are new and that nobody uses."""
+class SharedMemory(threading.Thread):
+    """Notes by whom each name in /dev/shm is held as soon as it is there: what somebody else's run
+    leaves when it is killed is none of ours.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.held: dict[str, set[str]] = {}
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        seen: set[str] = set()
+        while not self.ended.wait(0.01):
+            there = {str(path) for path in Path(SHARED).iterdir()}
+            for path, markers in holders(sorted(there - seen)).items():
+                self.held.setdefault(path, set()).update(markers)
+            seen = there
+
+    def is_others(self, path: str, marker: str) -> bool:
+        """Whether only processes without ``marker`` were seen to have it."""
+        found = self.held.get(path, set())
+        return bool(found) and marker not in found
+
+
+def look(
+    memory: SharedMemory, marker: str, folders: list[str], known: list[str] | None = None
+) -> dict[str, object]:
+    """Return what is there: of files, with ``known``, those that are new, that nobody uses, and
+    that are not somebody else's.
+    """
     running = processes(marker)
     files = sorted(str(path) for folder in folders for path in Path(folder).rglob("*"))
     if known is not None:
-        files = unused([path for path in files if path not in set(known)])
+        new = [path for path in files if path not in set(known)]
+        unused = [path for path, markers in holders(new).items() if not markers]
+        files = [path for path in unused if not memory.is_others(path, marker)]
     return {"processes": running, "listeners": listeners(list(running)), "files": files}
 
 
@@ -105,6 +140,8 @@ class Outside:
 
 
 if __name__ == "__main__":
+    shared_memory = SharedMemory()
+    shared_memory.start()
     for question in sys.stdin:
-        sys.stdout.write(json.dumps(look(*json.loads(question))) + "\n")
+        sys.stdout.write(json.dumps(look(shared_memory, *json.loads(question))) + "\n")
         sys.stdout.flush()
