@@ -40,18 +40,18 @@ void Program::execute(int64_t place, int member) {
     }
 }
 
-// The rows that a product reads: normed, if the norm before it was left out, and as int8, if the
+// The rows that a product reads: normed, if the norm before it was left out, and prepared, if the
 // weights want that.
 Rows Program::prepared(int64_t place, const hp_op& op, int64_t rows, Member& own) {
     const Matrix& w = op.weight;
-    const bool rounds = activation_group(w.type) > 0;
+    const bool prepares = activation_group(w.type) > 0;
     const bool norms = norms_for(place) && is_left_out(place - 1);
-    const int64_t bytes = rounds ? activation_bytes(w.type, w.cols) : w.cols * 4;
+    const int64_t bytes = prepares ? activation_bytes(w.type, w.cols) : w.cols * 4;
     const float* in = at(op.in, op.in_column);
     const int64_t stride = columns(op.in);
-    if (!norms && !rounds) return {in, stride * 4, rows};
+    if (!norms && !prepares) return {in, stride * 4, rows};
     if (rows <= PRIVATE_ROWS) {
-        char* to = rounds ? own.activations.data() : (char*)own.rows.data();
+        char* to = prepares ? own.activations.data() : (char*)own.rows.data();
         for (int64_t row = 0; row < rows; row++) {
             const float* from = in + row * stride;
             if (norms) {
@@ -61,14 +61,14 @@ Rows Program::prepared(int64_t place, const hp_op& op, int64_t rows, Member& own
                               {norm.weight.data, norm.weight.type}, w.cols, norm.eps, false, normed);
                 from = normed;
             }
-            if (rounds) kernels_.quantise(w.type, from, w.cols, to + row * bytes);
+            if (prepares) kernels_.prepare(w.type, from, w.cols, to + row * bytes);
         }
         return {to, bytes, rows};
     }
     char* to = activations_.data();
-    if (!norms_for(place)) {  // else the norm has rounded, too
+    if (!norms_for(place)) {  // else the norm has done it, too
         share(counter(place, 0), rows, few(rows), [&](int64_t row) {
-            kernels_.quantise(w.type, in + row * stride, w.cols, to + row * bytes);
+            kernels_.prepare(w.type, in + row * stride, w.cols, to + row * bytes);
         });
         team_.meet();
     }
@@ -181,7 +181,7 @@ void Program::single(int64_t place, const hp_op& op, int64_t row) {
         if (place + 1 >= last_ || !sole_norm_[size_t(place)]) return;
         const Matrix& w = ops_[size_t(place + 1)].weight;
         if (activation_group(w.type))
-            kernels_.quantise(w.type, to, w.cols,
+            kernels_.prepare(w.type, to, w.cols,
                               activations_.data() + row * activation_bytes(w.type, w.cols));
         return;
     }

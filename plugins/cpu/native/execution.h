@@ -42,7 +42,7 @@ struct Member {  // what a thread of the team has for itself
     Room<float> scratch;                        // of the kernels
     Room<float> tile;                           // products that nobody else wants
     Room<float> rows;                           // PRIVATE_ROWS, normed
-    Room<char> activations;                     // of the same, as int8
+    Room<char> activations;                     // of the same, prepared
     std::vector<Best> best;                     // of each row that is wanted
     std::vector<int64_t> starts, slots, first_piece;  // of experts
 };
@@ -112,7 +112,7 @@ private:
     std::vector<Room<float>> buffers_;
     std::vector<int64_t> columns_;
     std::vector<Member> members_;
-    Room<char> activations_;        // of all rows, as int8
+    Room<char> activations_;        // of all rows, prepared
     Room<char> gathered_;           // experts': their rows, what is within, what comes out
     Room<float> inner_, outer_;
     std::vector<Piece> pieces_;

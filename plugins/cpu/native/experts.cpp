@@ -52,14 +52,14 @@ void Program::run_experts(int64_t place, Member& own) {
                  std::min(outputs, begin + CHUNK));
         });
     };
-    const bool rounds = activation_group(op.weight.type) > 0;
+    const bool prepares = activation_group(op.weight.type) > 0;
     const int64_t bytes =
-        rounds ? activation_bytes(op.weight.type, op.weight.cols) : op.weight.cols * 4;
+        prepares ? activation_bytes(op.weight.type, op.weight.cols) : op.weight.cols * 4;
     share(counter(place, 0), slots, 1, [&](int64_t slot) {
         const float* from = in + own.slots[size_t(slot)] / wanted * columns(op.in);
         char* to = gathered_.data() + slot * bytes;
-        if (rounds)
-            kernels_.quantise(op.weight.type, from, op.weight.cols, to);
+        if (prepares)
+            kernels_.prepare(op.weight.type, from, op.weight.cols, to);
         else
             memcpy(to, from, size_t(bytes));
     });
@@ -77,7 +77,7 @@ void Program::run_experts(int64_t place, Member& own) {
     const char* within = (const char*)inner_.data();
     if (again) {
         share(counter(place, 2), slots, 1, [&](int64_t slot) {
-            kernels_.quantise(op.other.type, inner_.data() + slot * inner, inner,
+            kernels_.prepare(op.other.type, inner_.data() + slot * inner, inner,
                               activations_.data() + slot * inner_bytes);
         });
         team_.meet();

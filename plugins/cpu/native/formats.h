@@ -81,18 +81,20 @@ inline int64_t panel_bytes(int32_t type, int64_t cols) {
     return (cols + block.columns - 1) / block.columns * block.bytes;
 }
 
-// Columns that share a scale of int8 activations; 0: the type is multiplied with float32.
+// Columns of activations that are prepared together for a type: that share a scale as int8, or that
+// are put into another order for rows of bfloat16. 0: they are multiplied as they are.
 inline int64_t activation_group(int32_t type) {
-    return type == W8A8 ? 64 : type == W4A8 || type >= Q8_0_A8 ? 32 : 0;
+    return type == BF16 ? 32 : type == W8A8 ? 64 : type == W4A8 || type >= Q8_0_A8 ? 32 : 0;
 }
 
 // Columns whose sum is kept beside them.
 inline int64_t sum_group(int32_t type) { return type == Q6_K_A8 ? 16 : activation_group(type); }
 
-// Bytes of a row of int8 activations.
+// Bytes of a row of prepared activations.
 inline int64_t activation_bytes(int32_t type, int64_t cols) {
     const int64_t group = activation_group(type);
     const int64_t groups = (cols + group - 1) / group;
+    if (type == BF16) return groups * group * 4;
     return (groups * (group + 4 + 4 * (group / sum_group(type))) + 63) / 64 * 64;
 }
 

@@ -50,9 +50,15 @@ void product(const Rows& x, const Matrix& w, int64_t first, int64_t last, float*
     case Q4_1_A8: return integers(NibbleBlocks<true>{});
     case Q4_K_A8: return integers(FourBitBlocks{});
     case Q6_K_A8: return integers(SixBitBlocks{});
-    default:
-        multiply_any(rows, stride, x.count, w, first, last, scratch.widened,
-                     [&](int64_t m, int64_t n, float value) { out[m * out_stride + n - first] = value; });
+    default: {
+        const auto emit = [&](int64_t m, int64_t n, float value) {
+            out[m * out_stride + n - first] = value;
+        };
+        if (w.type == F32)
+            multiply(rows, stride, x.count, (const float*)w.data, w.cols, first, last, emit);
+        else
+            multiply(rows, stride, x.count, (const Paired*)w.data, w.cols, first, last, emit);
+    }
     }
 }
 
@@ -95,7 +101,11 @@ void gated(const Rows& x, const Matrix& w, int64_t gate, int64_t up, int64_t cou
                  out + m * out_stride);
 }
 
-const Kernels table = {linear, gated,       quantise_row, norm,     layer_norm, embed,      rotate, store,
+void prepare(int32_t type, const float* x, int64_t cols, void* out) {
+    type == BF16 ? pair_row(x, cols, (float*)out) : quantise_row(type, x, cols, out);
+}
+
+const Kernels table = {linear, gated,       prepare,      norm,     layer_norm, embed,      rotate, store,
                        attend, attend_part, join,         activate, route,      add_scaled, open,   rank};
 
 }  // namespace

@@ -20,7 +20,7 @@ constexpr int64_t KEY_TILE = 64;    // keys that attention weighs at once
 constexpr int64_t QUERY_TILE = 16;  // query tokens that share a pass over the keys
 constexpr int64_t SPAN = 512;       // keys that attention sums up by themselves
 
-struct Rows {  // of activations: float32, or what `quantise` made for the type of the weight
+struct Rows {  // of activations: float32, or what `prepare` made for the type of the weight
     const void* data;
     int64_t stride;  // bytes
     int64_t count;
@@ -72,7 +72,7 @@ struct Kernels {
                   const Vector& bias, int32_t activation, float* out, int64_t out_stride,
                   float* scratch);
     // A row of activations for weights of the type, activation_bytes of it.
-    void (*quantise)(int32_t type, const float* x, int64_t cols, void* out);
+    void (*prepare)(int32_t type, const float* x, int64_t cols, void* out);
     void (*norm)(const float* x, const Vector& weight, int64_t count, float eps, bool add,
                  float* out);
     void (*layer_norm)(const float* x, const Vector& weight, const Vector& bias, int64_t count,

@@ -8,35 +8,74 @@ namespace {
 
 constexpr int WIDE = 4;  // rows of a weight that are multiplied at once
 constexpr int TALL = 3;  // rows of activations that are multiplied at once
+constexpr int64_t AHEAD = 8192;  // bytes that are asked for before they are wanted
+
+// How columns of a row come into registers: PARTS registers of LANES columns each, from `at` on.
+template <class T>
+struct Columns {
+    static constexpr int PARTS = 1;
+    static inline Vec number(const T* at, int) { return load(at); }
+};
+
+struct Paired {  // bfloat16, each beside the next in a lane; x has even columns first, then odd ones
+    uint16_t bits;
+};
+template <>
+struct Columns<Paired> {
+    static constexpr int PARTS = 2;
+    static inline Vec number(const Paired* at, int part) {
+        Words both;
+        memcpy(&both, at, sizeof both);
+        return (Vec)(part ? both & 0xffff0000u : both << 16);
+    }
+};
 
 // out[i][j] = x[i] . w[j]: lane by lane along both, then the lanes; the same for every M and N.
-template <int M, int N, class T>
+// STREAMS: w is read from memory, in its order, and what comes next is asked for ahead.
+template <int M, int N, class T, bool STREAMS = false>
 __attribute__((noinline)) void products(const float* const* x, const T* const* w, int64_t count,
                                         float (&out)[M][N]) {
+    constexpr int STEP = LANES * Columns<T>::PARTS;
+    constexpr size_t BYTES = N * STEP * sizeof(T);
     Vec total[M][N];
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 8
         for (int j = 0; j < N; j++) total[i][j] = Vec{};
     int64_t k = 0;
-    for (; k + LANES <= count; k += LANES) {
-        Vec left[M];
+    const char* next = (const char*)w[0] + AHEAD;
+    for (; k + STEP <= count; k += STEP) {
+        if (STREAMS) {
 #pragma GCC unroll 8
-        for (int i = 0; i < M; i++) left[i] = load(x[i] + k);
+            for (size_t line = 0; line < BYTES; line += 64) __builtin_prefetch(next + line);
+            next += BYTES;
+        }
+#pragma GCC unroll 2
+        for (int part = 0; part < Columns<T>::PARTS; part++) {
+            Vec left[M];
 #pragma GCC unroll 8
-        for (int j = 0; j < N; j++) {
-            Vec right = load(w[j] + k);
+            for (int i = 0; i < M; i++) left[i] = load(x[i] + k + part * LANES);
 #pragma GCC unroll 8
-            for (int i = 0; i < M; i++) total[i][j] += left[i] * right;
+            for (int j = 0; j < N; j++) {
+                Vec right = Columns<T>::number(w[j] + k, part);
+#pragma GCC unroll 8
+                for (int i = 0; i < M; i++) total[i][j] += left[i] * right;
+            }
         }
     }
     if (k < count) {
+        T rest[N][STEP] = {};
 #pragma GCC unroll 8
-        for (int j = 0; j < N; j++) {
-            Vec right = load_part(w[j] + k, count - k);
+        for (int j = 0; j < N; j++) memcpy(rest[j], w[j] + k, size_t(count - k) * sizeof(T));
+#pragma GCC unroll 2
+        for (int part = 0; part < Columns<T>::PARTS; part++)
 #pragma GCC unroll 8
-            for (int i = 0; i < M; i++) total[i][j] += load_part(x[i] + k, count - k) * right;
-        }
+            for (int i = 0; i < M; i++) {
+                const Vec left = Columns<T>::PARTS > 1 ? load(x[i] + k + part * LANES)
+                                                       : load_part(x[i] + k, count - k);
+#pragma GCC unroll 8
+                for (int j = 0; j < N; j++) total[i][j] += left * Columns<T>::number(rest[j], part);
+            }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++) {
@@ -51,7 +90,7 @@ __attribute__((noinline)) void products(const float* const* x, const T* const* w
 }
 
 // Multiply `rows` rows of x with N rows of w; `emit(row, j, product)`.
-template <int N, class T, class Emit>
+template <int N, bool STREAMS = false, class T, class Emit>
 inline void products_of(const float* x, int64_t stride, int64_t rows, const T* const* w,
                         int64_t count, Emit emit) {
     auto some = [&](auto tall, int64_t row) {
@@ -59,7 +98,7 @@ inline void products_of(const float* x, int64_t stride, int64_t rows, const T* c
         const float* at[M];
         for (int i = 0; i < M; i++) at[i] = x + (row + i) * stride;
         float out[M][N];
-        products<M, N>(at, w, count, out);
+        products<M, N, T, M == 1 && STREAMS>(at, w, count, out);
         for (int i = 0; i < M; i++)
             for (int j = 0; j < N; j++) emit(row + i, j, out[i][j]);
     };
@@ -76,45 +115,28 @@ void multiply(const float* x, int64_t stride, int64_t rows, const T* w, int64_t 
         constexpr int N = decltype(wide)::value;
         const T* at[N];
         for (int j = 0; j < N; j++) at[j] = w + (n + j) * columns;
-        products_of<N>(x, stride, rows, at, columns,
-                       [&](int64_t m, int j, float value) { emit(m, n + j, value); });
+        products_of<N, true>(x, stride, rows, at, columns,
+                             [&](int64_t m, int j, float value) { emit(m, n + j, value); });
     };
     int64_t n = first;
-    if (rows == 1) {  // more sums at once, or each addition waits for the one before
-        const float* const at[1] = {x};
-        for (; n + 2 * WIDE <= last; n += 2 * WIDE) {
-            const T* row[2 * WIDE];
-            for (int j = 0; j < 2 * WIDE; j++) row[j] = w + (n + j) * columns;
-            float out[1][2 * WIDE];
-            products<1, 2 * WIDE>(at, row, columns, out);
-            for (int j = 0; j < 2 * WIDE; j++) emit(0, n + j, out[0][j]);
-        }
-    }
     for (; n + WIDE <= last; n += WIDE) some(Number<WIDE>{}, n);
     for (; n < last; n++) some(Number<1>{}, n);
 }
 
-// The same, with rows of a narrow type widened once where many rows of x use them.
-template <class Emit>
-void multiply_any(const float* x, int64_t stride, int64_t rows, const hardpoint::Matrix& w,
-                  int64_t first, int64_t last, float* scratch, Emit emit) {
-    int64_t columns = w.cols;
-    if (w.type == hardpoint::F32) {
-        multiply(x, stride, rows, (const float*)w.data, columns, first, last, emit);
-        return;
-    }
-    const uint16_t* narrow_rows = (const uint16_t*)w.data;
-    if (rows <= 2 * TALL) {
-        multiply(x, stride, rows, narrow_rows, columns, first, last, emit);
-        return;
-    }
-    for (int64_t n = first; n < last; n += WIDE) {
-        int64_t some = least(WIDE, last - n), count = some * columns, i = 0;
-        const uint16_t* from = narrow_rows + n * columns;
-        for (; i + LANES <= count; i += LANES) save(scratch + i, load(from + i));
-        for (; i < count; i++) scratch[i] = widen(from[i]);
-        multiply(x, stride, rows, (const float*)scratch, columns, 0, some,
-                 [&](int64_t m, int64_t j, float value) { emit(m, n + j, value); });
+// A row of x for Paired ones: the even columns of each 2 * LANES first, then the odd ones, and zeros
+// behind the last.
+inline void pair_row(const float* x, int64_t columns, float* out) {
+    float rest[2 * LANES] = {};
+    for (int64_t k = 0; k < columns; k += 2 * LANES, out += 2 * LANES) {
+        const float* from = x + k;
+        if (columns - k < 2 * LANES) {
+            memcpy(rest, from, size_t(columns - k) * 4);
+            from = rest;
+        }
+        for (int64_t i = 0; i < LANES; i++) {
+            out[i] = from[2 * i];
+            out[LANES + i] = from[2 * i + 1];
+        }
     }
 }
 

@@ -7,7 +7,7 @@ using namespace hardpoint;
 #pragma GCC visibility push(default)
 extern "C" {
 
-// x: float32, or what hp_test_quantise made, `stride` bytes a row.
+// x: float32, or what hp_test_prepare made, `stride` bytes a row.
 void hp_test_linear(int32_t level, const void* x, int64_t stride, int64_t rows, const Matrix* w,
                     const Vector* bias, float cap, int32_t add, float* out, float* scratch) {
     for (int64_t n = 0; n < w->rows; n += CHUNK)
@@ -25,8 +25,8 @@ void hp_test_gated(int32_t level, const void* x, int64_t stride, int64_t rows, c
 
 int64_t hp_test_activation_bytes(int32_t type, int64_t cols) { return activation_bytes(type, cols); }
 
-void hp_test_quantise(int32_t level, int32_t type, const float* x, int64_t cols, void* out) {
-    kernels(level)->quantise(type, x, cols, out);
+void hp_test_prepare(int32_t level, int32_t type, const float* x, int64_t cols, void* out) {
+    kernels(level)->prepare(type, x, cols, out);
 }
 
 void hp_test_norm(int32_t level, const float* x, const Vector* weight, int64_t count, float eps,

@@ -105,12 +105,12 @@ class Kernels:
         return Vector(None, 0) if array is None else Vector(array.ctypes.data, kind_of(array))
 
     def activations(self, x: np.ndarray, kind: str) -> np.ndarray:
-        """``x`` as int8 for weights of ``kind``: bytes, a row each."""
+        """``x`` as it is multiplied with weights of ``kind``: bytes, a row each."""
         number = ctypes.c_int32(TYPES[kind])
         size = self.library.hp_test_activation_bytes(number, ctypes.c_int64(x.shape[1]))
         out = np.empty((len(x), size), np.uint8)
         for row, to in zip(x, out, strict=True):
-            self.library.hp_test_quantise(
+            self.library.hp_test_prepare(
                 self.level, number, address(row), ctypes.c_int64(len(row)), address(to)
             )
         return out
@@ -118,6 +118,8 @@ class Kernels:
     def _rows(self, x: np.ndarray, weight: np.ndarray | Packed) -> np.ndarray:
         if isinstance(weight, Packed) and weight.kind in GROUPS:
             return self.activations(x, weight.kind)
+        if isinstance(weight, np.ndarray) and weight.dtype == np.uint16:
+            return self.activations(x, "bf16")
         return x
 
     def linear(self, x, weight, bias=None, before=None, cap: float = 0.0) -> np.ndarray:
