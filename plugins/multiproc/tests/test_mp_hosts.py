@@ -328,6 +328,42 @@ def test_two_hosts_of_one_rank_are_not_both_let_in(cluster, launcher, eventually
     assert sum("node rank 1 of" in cluster.said(process) for process in both) == 1
 
 
+def test_a_follower_may_be_there_before_its_leader(cluster, launcher, eventually):
+    key_file.write(cluster.key_file)
+    follower = cluster.follow()
+    host, port = cluster.leader.split(":")
+
+    def knocked():
+        """Whether it came while nobody listened: its connection was refused."""
+        with socket.create_server((host, int(port))) as here:
+            here.settimeout(0.5)
+            with contextlib.suppress(TimeoutError):
+                here.accept()[0].close()
+                return True
+        return False
+
+    eventually(knocked)
+    executor = launcher.start(workers=2, **cluster.keys())
+    assert executor.check_health()
+    executor.shutdown()
+    assert follower.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_a_follower_that_comes_too_late_or_to_nobody_is_told_so(cluster, launcher):
+    cluster.follow()
+    key_file.write(cluster.key_file)
+    executor = launcher.start(workers=2, **cluster.keys())
+    late = cluster.follow("--wait", "3")
+    assert late.wait(60) == 3
+    assert "a group that is complete takes nobody else" in cluster.said(late)
+    assert executor.check_health()
+    executor.shutdown()
+    alone = cluster.follow("--wait", "1")
+    assert alone.wait(60) == 3
+    assert "is not there, or has ended" in cluster.said(alone)
+
+
 def test_a_follower_with_another_key_is_not_let_in(cluster, tmp_path, launcher):
     key_file.write(cluster.key_file)
     other = tmp_path / "other"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
 import pytest
+import zmq
 from hardpoint.errors import CallTimeoutError, ConfigError, EncodingError
 from hardpoint.rpc import channel
 from hardpoint.rpc.calls import Call, CallTable
@@ -14,7 +16,9 @@ from hardpoint.rpc.control import ControlLane, ControlThread, Order, Sign
 from hardpoint.rpc.network.addresses import explicit, split
 from hardpoint.rpc.network.bounds import Bounds
 from hardpoint.rpc.network.hub import Hub
+from hardpoint.rpc.network.keys import KeyPair
 from hardpoint.rpc.network.lanes import WorkerLane
+from hardpoint.rpc.network.link import Link
 from hardpoint.rpc.network.store import StoreClient
 
 
@@ -127,6 +131,21 @@ def test_a_lane_ends_when_the_drivers_connection_does():
     hub.close()
     assert ended.wait(30.0)
     worker.end.close()
+
+
+def test_a_link_to_where_nobody_listens_is_lost_at_once_and_not_waited_for():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.2", 0))
+        keys = KeyPair.make()
+        data = {"address": f"tcp://127.0.0.2:{closed.getsockname()[1]}", "public": keys.public,
+                "server_key": keys.public, "secret": keys.secret,
+                "peer_timeout": 30.0}  # fmt: skip
+        context = zmq.Context()
+        made = context.socket(zmq.DEALER)
+        link = Link(made, data)
+        assert not link.comes(60.0)
+        assert link.lost
+        link.close(), made.close(0), context.term()
 
 
 def test_the_store_is_shared_by_all_members():

@@ -17,7 +17,7 @@ from hardpoint.rpc.network.keys import KeyPair, encrypt, require_curve
 REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _LOST = (
     zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_CLOSED  # nobody listens there: as it never tries again, it tells of no retry
     | REFUSED
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL

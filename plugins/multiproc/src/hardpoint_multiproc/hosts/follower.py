@@ -121,9 +121,18 @@ class Follower:
 
     def _answer(self, seconds: float) -> dict[str, Any]:
         if not self._link.comes(seconds):
-            why = "does not know this key" if self.was_refused else "does not answer"
-            raise LeaderLostError(f"the leader at {self._leader} {why}")
+            raise LeaderLostError(f"the leader at {self._leader} {self._why_not()}")
         return self._next()
+
+    def _why_not(self) -> str:
+        if self.was_refused:
+            return "does not know this key"
+        if self._link.lost:
+            return "is not there, or has ended: the connection was refused or closed"
+        return (
+            "lets nobody in: all of its hosts have joined, and a group that is complete takes "
+            "nobody else; or a firewall is between"
+        )
 
     def run(self) -> None:
         """Do as the leader says until it ends the group. Raises LeaderLostError if it goes away."""
