@@ -78,6 +78,7 @@ FLAVOURS = {
     "mp-plain": multiproc(start="plain"),
     "mp-zmq": multiproc(start="nursery", channel="zmq"),
     "ray": Flavour(executor="ray", world_size=2, processes=True),
+    "ray_legacy": Flavour(executor="ray_legacy", world_size=2, processes=True),
 }
 ALL = tuple(path.stem for path in Path(__file__).parent.glob("test_suite_*.py"))
 REPEATED = {
@@ -85,6 +86,7 @@ REPEATED = {
     "mp-plain": ("test_suite_calls", "test_suite_errors", "test_suite_services"),
     "mp-zmq": ("test_suite_errors", "test_suite_services"),
     "ray": ALL,
+    "ray_legacy": ALL,
 }
 """What differs from ``mp`` only in how workers start or calls travel, and processes that each
 import torch to meet: they are of the slow lane.
@@ -218,7 +220,7 @@ def ray_session():
 
 @pytest.fixture
 def launcher(flavour, request):
-    if flavour.executor == "ray":
+    if flavour.executor in ("ray", "ray_legacy"):
         request.getfixturevalue("ray_session")
     made = Launcher(flavour)
     yield made

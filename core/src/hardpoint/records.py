@@ -14,6 +14,7 @@ from attrs import field, frozen
 
 if TYPE_CHECKING:
     from hardpoint.config import Config
+    from hardpoint.stages import StageCarrier
 
 Version = tuple[int, int]
 """A contract number, (major, minor)."""
@@ -304,7 +305,8 @@ class WorkerContext:
     collective library's rendezvous, None for a single worker. ``model_runner`` is the reference of
     the ModelRunner class that the driver chose. ``generation`` counts restarts of the whole group.
     ``cancelled()`` turns true when the driver wants this worker to leave its work at the next safe
-    point.
+    point. ``stages`` carries what pipeline stages hand on, where the executor does that itself;
+    None: the collective library does.
     """
 
     config: Config
@@ -316,3 +318,4 @@ class WorkerContext:
     model_runner: str | None = None
     generation: int = 0
     cancelled: Callable[[], bool] = field(default=lambda: False, eq=False, repr=False)
+    stages: StageCarrier | None = field(default=None, eq=False, repr=False)

@@ -34,6 +34,7 @@ from hardpoint.rpc.this_process import THIS
 
 if TYPE_CHECKING:
     from hardpoint.config import Config
+    from hardpoint.stages import StageCarrier
 
 _logger = logging.getLogger("hardpoint.worker")
 
@@ -105,12 +106,14 @@ def run(
     control: ControlThread,
     begin: Callable[[int], bool] | None = None,
     learn: Callable[[Registry], None] | None = None,
+    stages: StageCarrier | None = None,
 ) -> int:
     """Be the worker that ``boot`` describes until the driver wants no more; return the exit code.
 
     Runs on the main thread. ``begin(call id)`` says whether a call is still wanted (WorkerClaims).
-    ``learn`` is that of the channel's codec (:meth:`hardpoint.rpc.encoding.Codec.learn`). SIGTERM
-    has the worker leave its work, shut down, and end by that signal.
+    ``learn`` is that of the channel's codec (:meth:`hardpoint.rpc.encoding.Codec.learn`),
+    ``stages`` as in :class:`hardpoint.records.WorkerContext`. SIGTERM has the worker leave its
+    work, shut down, and end by that signal.
     """
     _log(boot.log_level)
     fault.plan(os.environ.get(VARIABLE))
@@ -122,7 +125,12 @@ def run(
         end = attach()
         try:
             code = _live(
-                boot, partial(_built, boot, control, learn), end, control, work, begin or _always
+                boot,
+                partial(_built, boot, control, learn, stages),
+                end,
+                control,
+                work,
+                begin or _always,
             )
         finally:
             end.close()
@@ -178,7 +186,10 @@ def _live(
 
 
 def _built(
-    boot: Boot, control: ControlThread, learn: Callable[[Registry], None] | None
+    boot: Boot,
+    control: ControlThread,
+    learn: Callable[[Registry], None] | None,
+    stages: StageCarrier | None,
 ) -> WorkerHost:
     control.stage("plugins")
     registry = Registry.from_resolved(boot.plugins, boot.config)
@@ -197,6 +208,7 @@ def _built(
         model_runner=boot.model_runner,
         generation=boot.generation,
         cancelled=control.cancelled,
+        stages=stages,
     )
     return WorkerHost(context, platform, registry, boot.worker_class)
 

@@ -7,10 +7,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from attrs import evolve
 from hardpoint.rpc import channel, encoding
@@ -21,6 +21,26 @@ from hardpoint.rpc.worker_process import run
 
 from hardpoint_multiproc import descriptors
 from hardpoint_multiproc.signals import LAST_STACK_SIGNAL, STACK_SIGNAL
+
+if TYPE_CHECKING:
+    from hardpoint.rpc.encoding import Codec
+    from hardpoint.rpc.worker_process import CallEnd
+    from hardpoint.stages import StageCarrier
+
+
+class Carriage(Protocol):
+    """What carries steps, or what pipeline stages hand on, in a launcher's own way."""
+
+    @property
+    def stages(self) -> StageCarrier | None:
+        """As in :class:`hardpoint.records.WorkerContext`."""
+
+    def attach(
+        self, attach: Callable[[], CallEnd], codec: Codec, leaves: Callable[[], bool]
+    ) -> CallEnd:
+        """Return the end that ``attach()`` makes, with what is carried beside it. ``leaves()``
+        turns true when the driver wants the worker to leave.
+        """
 
 
 def main(spec: Mapping[str, Any], given: Sequence[int | str], nursery: int) -> NoReturn:
@@ -50,11 +70,13 @@ def serve(
     spec: Mapping[str, Any],
     fds: Sequence[int],
     resources: Mapping[str, tuple[str, ...]] | None = None,
+    carriage: Carriage | None = None,
 ) -> int:
     """Be the worker of ``spec`` in this process, on its main thread; return the exit code.
 
     ``fds`` are those of :func:`main` from the control lane on; ``resources`` what a launcher
-    assigned to this process (:attr:`hardpoint.rpc.worker_process.Boot.resources`).
+    assigned to this process (:attr:`hardpoint.rpc.worker_process.Boot.resources`), ``carriage``
+    what carries steps beside the channel.
     """
     lane, boot, stacks, board, *rest = fds
     rendezvous = rest.pop(0) if spec["rendezvous"] else None
@@ -79,7 +101,10 @@ def serve(
     handle = channel.WorkerHandle(fds=tuple(rest), data=spec["channel"])
     claims = WorkerClaims(board, orders.world_size, rank)
     attach = partial(channel.attach, handle, spec["place"], codec=codec)
-    return run(orders, attach, control, claims.begin, codec.learn)
+    if carriage is None:
+        return run(orders, attach, control, claims.begin, codec.learn)
+    carried = partial(carriage.attach, attach, codec, control.cancelled)
+    return run(orders, carried, control, claims.begin, codec.learn, carriage.stages)
 
 
 def enter(folder: str) -> None:

@@ -7,13 +7,16 @@ import os
 import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hardpoint
 import ray
 from attrs import evolve, frozen
 
 from hardpoint_ray import handover
+
+if TYPE_CHECKING:
+    from hardpoint_multiproc.worker_entry import Carriage
 
 
 @frozen(kw_only=True)
@@ -36,6 +39,7 @@ class WorkerActor:
 
     def __init__(self, title: str) -> None:
         self._title = title
+        self.carriage: Carriage | None = None
 
     def __repr__(self) -> str:
         return self._title
@@ -65,7 +69,7 @@ class WorkerActor:
         os.close(told)
         enter(spec["cwd"])
         sys.path += [each for each in spec["path"] if each not in sys.path]
-        return serve(spec, rest, resources)
+        return serve(spec, rest, resources, self.carriage)
 
     def run_afar(self, packet: Mapping[str, Any], resources: Mapping[str, tuple[str, ...]]) -> int:
         """Be a worker on another node than the driver's, by what ``packet`` holds; return the exit
@@ -88,7 +92,11 @@ class WorkerActor:
         fd, address = rendezvous_file(packet["rendezvous"])
         try:
             orders = evolve(orders, rendezvous=address, resources=resources)
-            return run(orders, partial(attach, channel, rank, codec), control, None, codec.learn)
+            join = partial(attach, channel, rank, codec)
+            if (carriage := self.carriage) is None:
+                return run(orders, join, control, None, codec.learn)
+            join = partial(carriage.attach, join, codec, control.cancelled)
+            return run(orders, join, control, None, codec.learn, carriage.stages)
         finally:
             os.close(fd)
 

@@ -45,6 +45,7 @@ class _Actor:
     pidfd: int = -1
     given: list[int] | None = None
     packet: Mapping[str, Any] | None = None
+    over: bool = False
 
 
 class Actors:
@@ -60,6 +61,8 @@ class Actors:
         self._heard: Callable[[dict[str, Any], list[int]], None] | None = None
         self._handover = Handover(self._wanted)
         self._closed = False
+        self.ended: list[Callable[[], None]] = []
+        """Called, perhaps twice, when no actor is at work any more, before all is given back."""
         self.output = Output()
         self.loop = Loop("hardpoint-ray", self._watch)
         self.output.start()
@@ -71,9 +74,11 @@ class Actors:
         needed: Mapping[str, float],
         titles: Sequence[str],
         variables: Sequence[Mapping[str, str]],
+        kind: type[WorkerActor] = WorkerActor,
+        arguments: Mapping[str, Any] | None = None,
     ) -> list[Whereabouts]:
-        """Create an actor for each seat, which takes ``needed`` of its bundle; return where each
-        is, in rank order.
+        """Create an actor of ``kind`` for each seat, which takes ``needed`` of its bundle; return
+        where each is, in rank order. ``arguments`` are given to all of them.
 
         Raises ExecutorFailedError for one that cannot be created.
         """
@@ -84,7 +89,7 @@ class Actors:
             "num_gpus": asked.pop("GPU", 0),
             "resources": asked,
         }
-        made = ray.remote(max_restarts=0, max_task_retries=0, **amounts)(WorkerActor)
+        made = ray.remote(max_restarts=0, max_task_retries=0, **amounts)(kind)
         handles = []
         for seat in reservation.seats:
             strategy = PlacementGroupSchedulingStrategy(
@@ -93,7 +98,8 @@ class Actors:
             options: dict[str, Any] = {"scheduling_strategy": strategy}
             if variables[seat.rank]:  # set before the interpreter starts: Ray's own way
                 options["runtime_env"] = {"env_vars": dict(variables[seat.rank])}
-            handles.append(made.options(**options).remote(titles[seat.rank]))
+            titled = partial(made.options(**options).remote, titles[seat.rank])
+            handles.append(titled(**(arguments or {})))
         try:
             found: list[Whereabouts] = ray.get([handle.where.remote() for handle in handles])
         except RayError as error:
@@ -109,6 +115,11 @@ class Actors:
                     f"{hardpoint.__version__}: install one version on all nodes"
                 )
         return found
+
+    @property
+    def handles(self) -> list[Any]:
+        """Ray's handles of the actors, in rank order."""
+        return [self._actors[rank].handle for rank in sorted(self._actors)]
 
     def give(self, rank: int, packet: Mapping[str, Any]) -> None:
         """Have worker ``rank``, of another node, start with ``packet``."""
@@ -144,21 +155,36 @@ class Actors:
             return
         self._closed = True
         end = time.monotonic() + max(END_SECONDS, within)
+        if self.ended and all(actor.over for actor in self._actors.values()):
+            self._tell_ended()
+            for actor in self._actors.values():  # what ends by itself leaves no semaphore of Ray's
+                actor.handle.__ray_terminate__.remote()
+            self._await_ends(end)
         for actor in self._actors.values():
             self._kill(actor)
+        self._await_ends(end)
         for actor in self._actors.values():
             if actor.pidfd >= 0:
-                poll = select.poll()
-                poll.register(actor.pidfd, select.POLLIN)
-                poll.poll(max(0.0, end - time.monotonic()) * 1000)
                 os.close(actor.pidfd)
                 actor.pidfd = -1
+        self._tell_ended()
         self.loop.end(END_SECONDS)
         self.output.close(END_SECONDS)
         self._handover.close()
         if self._reservation is not None:
             self._reservation.close()
         self._session.close()
+
+    def _tell_ended(self) -> None:
+        for tell in self.ended:
+            tell()
+
+    def _await_ends(self, until: float) -> None:
+        for actor in self._actors.values():
+            if actor.pidfd >= 0:
+                poll = select.poll()
+                poll.register(actor.pidfd, select.POLLIN)
+                poll.poll(max(0.0, until - time.monotonic()) * 1000)
 
     def _watch(self) -> None:
         self.loop.watch(self._handover.fileno(), self._serve)
@@ -191,6 +217,7 @@ class Actors:
         """Its work has ended. Called by Ray, on a thread of its own."""
         error = future.exception()
         code = None if error is not None else future.result()
+        actor.over = error is None
         self.loop.call(partial(self._tell_of, actor, code, error))
 
     def _tell_of(self, actor: _Actor, code: int | None, error: BaseException | None) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hardpoint.registry import Registry
 
     from hardpoint_ray.metrics import StepMetrics
+    from hardpoint_ray.placement import Seat
+    from hardpoint_ray.start import Crew
 
 
 class RayExecutor(MultiprocExecutor):
@@ -71,13 +73,19 @@ class RayExecutor(MultiprocExecutor):
 
         settings = settings_of(self.config, self.registry)
         check_devices(self)
-        start = placed(self, settings)
+        start = placed(self, settings, self._crew)
         if settings.metrics:
             from hardpoint_ray.metrics import StepMetrics
 
             self._metrics = StepMetrics()
             self.register_failure_callback(self._metrics.failed)
         self.bring_up(start.resources, start.watching, start.call, start.plans, lambda: PLAIN)
+
+    def _crew(self, seats: Sequence[Seat]) -> Crew:
+        """Return what actors there are to be, now that it is known where."""
+        from hardpoint_ray.start import Crew
+
+        return Crew()
 
 
 def settings_of(config: Config, registry: Registry) -> RaySettings:

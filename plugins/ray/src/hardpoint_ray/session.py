@@ -26,6 +26,8 @@ from hardpoint.config.problems import config_error
 from hardpoint.errors import ExecutorFailedError
 from hardpoint.records import Problem
 
+from hardpoint_ray import semaphores
+
 if TYPE_CHECKING:
     from hardpoint_ray.settings import RaySettings
 
@@ -52,9 +54,12 @@ _LONGEST_FOLDER = 30
 _SWEEP = """read -r _
 i=0
 while [ $i -lt 100 ] && pgrep -f -- "$1" | grep -qvx $$; do sleep 0.2; i=$((i+1)); done
+if read -r pid < "$1/raylet"; then rm -f -- /dev/shm/sem.hdr"$pid"-* /dev/shm/sem.obj"$pid"-*; fi
 rm -rf -- "$1"
 """
-"""Waits for the end of this process, then for that of Ray's, which name the folder."""
+"""Waits for the end of this process, then for that of Ray's, which name the folder; removes that,
+and the semaphores of :mod:`hardpoint_ray.semaphores`.
+"""
 
 
 class Session:
@@ -175,6 +180,7 @@ class _OwnRay(_Connection):
         }
         with _loopback():
             ray.init(**options)
+        (self._folder / "raylet").write_text(f"{_raylet()}\n")
 
     def _end(self) -> None:
         super()._end()
@@ -182,6 +188,8 @@ class _OwnRay(_Connection):
         if self._sweeper.stdin is not None:
             self._sweeper.stdin.close()
         self._sweeper.wait()
+        with contextlib.suppress(OSError, ValueError):
+            semaphores.remove(semaphores.of(int((self._folder / "raylet").read_text())))
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -261,6 +269,15 @@ def _sweeper(folder: Path) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+def _raylet() -> int:
+    """Return the process of the Ray that was started here in which its objects are."""
+    from ray._private import ray_constants, worker
+
+    processes = worker._global_node.all_processes[ray_constants.PROCESS_TYPE_RAYLET]  # noqa: SLF001
+    pid: int = processes[0].process.pid
+    return pid
 
 
 @contextlib.contextmanager

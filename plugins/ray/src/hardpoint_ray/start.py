@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import ray
-from attrs import frozen
+from attrs import field, frozen
 from hardpoint.rpc.calls import Call
 from hardpoint.rpc.network.hub import codec_across
 from hardpoint_multiproc.launching import WorkerPlan, plan_workers, variables_of
@@ -16,6 +17,7 @@ from hardpoint_multiproc.start_choice import PLAIN
 from hardpoint_multiproc.titles import title_of
 
 from hardpoint_ray import placement, session
+from hardpoint_ray.actor import WorkerActor
 from hardpoint_ray.actors import Actors
 from hardpoint_ray.node_environment import variables_on_nodes
 
@@ -30,6 +32,17 @@ if TYPE_CHECKING:
 
 
 @frozen(kw_only=True)
+class Crew:
+    """What actors are made: their class, what all are given, and what is done as soon as they are
+    there, before any is at work: ``created(actors)``.
+    """
+
+    kind: type[WorkerActor] = WorkerActor
+    arguments: Mapping[str, Any] = field(factory=dict)
+    created: Callable[[Actors], None] = field(default=lambda actors: None)
+
+
+@frozen(kw_only=True)
 class Start:
     """What a group of actors that are there is brought up with. ``call`` is what each worker
     acknowledges once it is built.
@@ -41,8 +54,10 @@ class Start:
     plans: Sequence[WorkerPlan]
 
 
-def placed(executor: Executor, settings: RaySettings) -> Start:
-    """Connect to Ray, reserve the bundles and create the actors.
+def placed(
+    executor: Executor, settings: RaySettings, crew_of: Callable[[Sequence[Seat]], Crew]
+) -> Start:
+    """Connect to Ray, reserve the bundles and create the actors, as ``crew_of(seats)`` says.
 
     Raises PlacementError, ConfigError, ExecutorFailedError; nothing is left then.
     """
@@ -55,7 +70,9 @@ def placed(executor: Executor, settings: RaySettings) -> Start:
         variables = variables_on_nodes(
             variables_of(executor), reservation.seats, executor.config.parallel.forward_env
         )
-        actors.create(reservation, needed, titles, variables)
+        crew = crew_of(reservation.seats)
+        actors.create(reservation, needed, titles, variables, crew.kind, crew.arguments)
+        crew.created(actors)
         return _start(executor, settings, actors, reservation.seats)
     except BaseException:
         actors.close(0.0)

@@ -15,6 +15,7 @@ from attrs import Factory, field, frozen
 from hardpoint.errors import ConfigError, HardpointError
 
 from hardpoint_runtime.parallel import spans
+from hardpoint_runtime.parallel.carried import CarriedLine
 from hardpoint_runtime.parallel.communicator import Communicator, Meeting
 from hardpoint_runtime.parallel.groups import Axis, Group, Place, Topology
 from hardpoint_runtime.parallel.spans import Heads, Span
@@ -133,7 +134,13 @@ def take_seat(context: WorkerContext, device: DeviceOps, ended: threading.Event)
         spin=context.config.rpc.spin_us * 1e-6,
     )
     groups = [topology.group_of(axis, context.rank) for axis in (Axis.TENSOR, Axis.PIPELINE)]
-    tensor, pipeline = _joined(groups, lambda group: device.make_communicator(group, meeting))
+
+    def join(group: Group) -> Communicator:
+        if group.axis is Axis.PIPELINE and context.stages is not None:
+            return CarriedLine(group, meeting, context.stages, device)
+        return device.make_communicator(group, meeting)
+
+    tensor, pipeline = _joined(groups, join)
     return Seat(topology=topology, rank=context.rank, tensor=tensor, pipeline=pipeline)
 
 
