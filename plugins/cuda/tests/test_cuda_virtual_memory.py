@@ -1,4 +1,4 @@
-"""The port to the driver's virtual memory, against a driver in C that refuses what a real one does."""
+"""The port to the driver's virtual memory, against one in C that refuses what a real one does."""
 
 from __future__ import annotations
 

@@ -23,6 +23,10 @@ class CudaPlatform(AcceleratorPlatform):
     collectives: ClassVar[str] = "nccl"
     untried: ClassVar[str] = "this plugin has never been run on a GPU"
     masks: ClassVar[tuple[str, ...]] = (MASK,)
+    allocator_variables: ClassVar[tuple[str, ...]] = (
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    )
     worker_class: ClassVar[str] = "hardpoint_cuda.worker:CudaWorker"
     model_runner_class: ClassVar[str] = "hardpoint_cuda.model_runner:CudaModelRunner"
     capabilities: ClassVar[Mapping[Capability, Support]] = declared(

@@ -23,6 +23,9 @@ class RocmPlatform(AcceleratorPlatform):
     collectives: ClassVar[str] = "nccl"
     untried: ClassVar[str] = "this plugin has never been run on AMD hardware"
     masks: ClassVar[tuple[str, ...]] = (HIP, CUDA, ROCR)
+    allocator_variables: ClassVar[tuple[str, ...]] = (
+        "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
+    )  # fmt: skip
     worker_class: ClassVar[str] = "hardpoint_rocm.worker:RocmWorker"
     model_runner_class: ClassVar[str] = "hardpoint_rocm.model_runner:RocmModelRunner"
     capabilities: ClassVar[Mapping[Capability, Support]] = declared(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from hardpoint.capabilities import Capability, Support
-from hardpoint.records import ForkSafety
+from hardpoint.records import ForkSafety, Problem
 from hardpoint_runtime.accelerator.platform import AcceleratorPlatform, declared
 from hardpoint_runtime.accelerator.settings import AcceleratorSettings
 from hardpoint_runtime.accelerator.surroundings import Sighting, Surroundings
@@ -15,6 +15,9 @@ from hardpoint_xpu.detection import look
 from hardpoint_xpu.masks import AFFINITY
 from hardpoint_xpu.selector import SELECTOR
 from hardpoint_xpu.settings import XpuSettings
+
+if TYPE_CHECKING:
+    from hardpoint.config import Config
 
 
 class XpuPlatform(AcceleratorPlatform):
@@ -31,8 +34,19 @@ class XpuPlatform(AcceleratorPlatform):
         Capability.SLEEP, Capability.WEIGHT_RELOAD
     )
     support_level: ClassVar[str] = "L0"
+    exclusive_capabilities: ClassVar[tuple[tuple[Capability, Capability], ...]] = (
+        (Capability.SLEEP, Capability.GRAPHS),
+    )
+    """Each is there where the other is not used: memory moves when it sleeps, and graphs know
+    addresses.
+    """
     surroundings: Surroundings | None = None
     """What detection looks at; None for the machine itself."""
+
+    @property
+    def options(self) -> XpuSettings:
+        """The settings, typed."""
+        return cast("XpuSettings", self.settings)
 
     @classmethod
     def default_settings(cls) -> AcceleratorSettings:
@@ -42,6 +56,21 @@ class XpuPlatform(AcceleratorPlatform):
     def look(self) -> Sighting:
         """Read the kernel's files and the variables that hide devices."""
         return look(self.surroundings or Surroundings())
+
+    def check(self, config: Config) -> Sequence[Problem]:
+        """Also return what excludes what."""
+        mode = config.graph.graph_mode
+        problems = [*super().check(config)]
+        if self.options.sleep == "on" and mode not in (None, "none"):
+            problems.append(
+                Problem(
+                    key="graph_mode", value=mode,
+                    message=f"{_both(self.exclusive_capabilities[0])} exclude each other here: "
+                    "memory moves when it sleeps, and graphs know addresses.",
+                    way_out="Leave it out, or set plugins.xpu.sleep to auto or off.",
+                )
+            )  # fmt: skip
+        return problems
 
     def fork_safe(self) -> ForkSafety:
         """Never: torch loads a runtime for this device whose threads no fork survives, even before
@@ -53,3 +82,7 @@ class XpuPlatform(AcceleratorPlatform):
             safe=False,
             reason="importing torch.xpu starts threads of its runtime, which no fork survives",
         )
+
+
+def _both(pair: tuple[Capability, Capability]) -> str:
+    return " and ".join(capability.value for capability in pair)

@@ -1,15 +1,18 @@
-"""The xpu worker."""
+"""The xpu worker: asks torch for the types of its GPU, and keeps sleep and graphs apart."""
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
 
+import torch
+from hardpoint.errors import ConfigError, PluginError, UnsupportedError
+from hardpoint.records import Problem, SleepReport
 from hardpoint_runtime.accelerator.device import AcceleratorDeviceOps
-from hardpoint_runtime.accelerator.platform import AcceleratorPlatform
-from hardpoint_runtime.accelerator.substitute import SubstituteDeviceOps
 from hardpoint_runtime.accelerator.worker import AcceleratorWorker
 
-from hardpoint_xpu.device import XpuDeviceOps
+from hardpoint_xpu.device import XpuDeviceOps, XpuSubstituteOps
+from hardpoint_xpu.platform import XpuPlatform
 
 
 class XpuWorker(AcceleratorWorker):
@@ -17,9 +20,66 @@ class XpuWorker(AcceleratorWorker):
 
     device_type: ClassVar[str] = "xpu"
 
+    @property
+    def xpu_platform(self) -> XpuPlatform:
+        """The platform, typed."""
+        return cast("XpuPlatform", self.platform)
+
     def make_device(self) -> AcceleratorDeviceOps:
-        """Build the port to the rank's GPU, or to what stands for it."""
-        platform = cast("AcceleratorPlatform", self.platform)
-        if platform.on_substitute:
-            return SubstituteDeviceOps.of(platform.accelerator_settings, self.device_index)
+        """Build the port to the rank's GPU, or to what stands for it. Raises PluginError where
+        torch sees none: it may be built for it, and a runtime be missing.
+        """
+        if self.xpu_platform.on_substitute:
+            return XpuSubstituteOps.of(self.xpu_platform.accelerator_settings, self.device_index)
+        module = getattr(torch, self.torch_device, None)
+        if module is None or not module.is_available():
+            raise PluginError(
+                f"torch {torch.__version__} sees no device {self.torch_device!r} in this process: "
+                "is Level Zero installed (libze_loader, intel-opencl-icd), and may this user open "
+                "/dev/dri?"
+            )
         return XpuDeviceOps(self.torch_device, self.device_index)
+
+    def init_device(self) -> None:
+        """Take the device. Raises ConfigError for bfloat16 on one that does not compute in it."""
+        super().init_device()
+        self.check_bfloat16()
+
+    def check_bfloat16(self) -> None:
+        """Ask torch what the platform's table may not know."""
+        if self.xpu_platform.on_substitute or self.config.model.dtype != "bfloat16":
+            return
+        module = self._module()
+        if not module.is_bf16_supported():
+            problem = Problem(
+                key="dtype", value="bfloat16",
+                message=f"{module.get_device_name(self.port.device)} does not compute in it.",
+                way_out="Set it to float32.",
+            )  # fmt: skip
+            raise ConfigError(str(problem), problems=(problem,))
+
+    def sleep(self, level: int) -> SleepReport:
+        """Free memory, unless there are graphs. Raises UnsupportedError."""
+        self.refuse_to_sleep()
+        return super().sleep(level)
+
+    def discard(self, tags: Sequence[str]) -> SleepReport:
+        """Free the tags, unless there are graphs. Raises UnsupportedError."""
+        self.refuse_to_sleep()
+        return super().discard(tags)
+
+    def refuse_to_sleep(self) -> None:
+        """Raise UnsupportedError where the settings or captured graphs forbid it."""
+        runner = self._runner("sleep")
+        reason = None
+        if self.xpu_platform.options.sleep == "off":
+            reason = "plugins.xpu.sleep is off"
+        elif runner.graph_plan.graphs:
+            reason = "memory moves when it sleeps, and there are graphs, which know addresses"
+        if reason:
+            raise UnsupportedError(
+                "sleep", "platform 'xpu'", reason=reason, hint="Set graph_mode to none."
+            )
+
+    def _module(self) -> Any:
+        return getattr(torch, self.torch_device)

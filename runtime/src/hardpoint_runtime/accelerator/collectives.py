@@ -10,14 +10,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 from hardpoint.errors import UnsupportedError
 
-from hardpoint_runtime.parallel.communicator import Communicator, Meeting
+from hardpoint_runtime.parallel.communicator import Communicator, Meeting, TensorShape
 from hardpoint_runtime.parallel.errors import CollectiveEndedError
 from hardpoint_runtime.parallel.groups import Group
 from hardpoint_runtime.parallel.host import FILE, StagedCommunicator, host_communicator
@@ -92,6 +92,14 @@ class DeviceCommunicator(ProcessGroupCommunicator):
             self.check_wait("barrier", deadline, lambda: others)
             time.sleep(LOOK)
         self._wait("barrier", work)
+
+    def receive(self, shapes: Mapping[str, TensorShape], source: int) -> dict[str, torch.Tensor]:
+        """Take part in the sender's broadcasts, into memory of the device."""
+        pair, device = self._pair(source, self.index), self._device.device
+        return {
+            name: self._broadcast("receive", pair, shape.empty(device), 0).wait()
+            for name, shape in shapes.items()
+        }
 
     def end(self) -> None:
         """Abort what is under way, so that the device goes on. From any thread."""

@@ -71,6 +71,8 @@ class AcceleratorPlatform(Platform):
     """What launchers that place by resource call one device."""
     masks: ClassVar[tuple[str, ...]]
     """The variables that hide devices, the one that a launcher sets first."""
+    allocator_variables: ClassVar[tuple[str, ...]] = ()
+    """The variables by which torch's allocator for the device is set."""
     silent_after: ClassVar[float] = 180.0
     block_sizes: ClassVar[tuple[int, ...]] = (16, 32, 64, 128, 8)
 
@@ -140,8 +142,8 @@ class AcceleratorPlatform(Platform):
         )
 
     def check(self, config: Config) -> Sequence[Problem]:
-        """Return what of the devices asked for is not there."""
-        return tuple(self._too_few(config))
+        """Return what of the devices asked for is not there, and what no pool can be made with."""
+        return (*self._too_few(config), *self._expandable())
 
     def assigned_devices(self, resources: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
         """Return the launcher's devices, by their numbers under the mask of this process."""
@@ -172,6 +174,18 @@ class AcceleratorPlatform(Platform):
                 f"process sees {count}.",
                 way_out=self.more_devices(),
             )  # fmt: skip
+
+    def _expandable(self) -> Iterator[Problem]:
+        """Segments that torch extends as it likes cannot be those of a pool that sleeps."""
+        for name in self.allocator_variables:
+            value = os.environ.get(name, "")
+            if "expandable_segments:true" in value.lower().replace(" ", ""):
+                yield Problem(
+                    key=name, value=value,
+                    message="weights and cache lie in pools that can sleep, which torch does not "
+                    "combine with expandable segments.",
+                    way_out="Leave that out of the variable.",
+                )  # fmt: skip
 
     def more_devices(self) -> str:
         """Return how this process may come to see more devices."""

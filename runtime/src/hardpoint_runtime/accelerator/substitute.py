@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from hardpoint.errors import ConfigError
@@ -19,6 +19,7 @@ from hardpoint_runtime.accelerator.settings import AcceleratorSettings
 from hardpoint_runtime.device import HostDeviceOps, MemoryInfo
 
 if TYPE_CHECKING:
+    from hardpoint_runtime.accelerator.pools import AddressKeepingPools
     from hardpoint_runtime.parallel.communicator import Communicator, Meeting
     from hardpoint_runtime.parallel.groups import Group
 
@@ -84,18 +85,9 @@ class SubstituteDeviceOps(AcceleratorDeviceOps):
     def empty_cache(self) -> None:
         """Do nothing."""
 
-    def allocate(self, num_bytes: int, tag: str) -> torch.Tensor:
-        """Return zeroed memory of a pool, which costs nothing until it is touched."""
-        return self.host_pools.tensor(tag, (num_bytes,), (1,), torch.uint8)
-
-    def make_pools(self) -> HostPools:
+    def make_pools(self) -> AddressKeepingPools:
         """Build pools of pages."""
         return HostPools(HostVirtualMemory(), self.host_buffer, self.synchronize)
-
-    @property
-    def host_pools(self) -> HostPools:
-        """The pools, typed."""
-        return cast("HostPools", self.pools)
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor itself."""

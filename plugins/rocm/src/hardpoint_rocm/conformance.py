@@ -1,0 +1,39 @@
+"""What the conformance kit cannot see through the contracts. Needs the extra ``conformance``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from hardpoint_conformance import Probe
+from hardpoint_runtime.accelerator.substitute import SubstituteDeviceOps
+
+from hardpoint_rocm.masks import HIP, visible
+
+if TYPE_CHECKING:
+    from hardpoint.worker import Worker
+
+EIGHT = tuple(f"GPU-8a6f1c9e-{n:04}" for n in range(8))
+"""A machine."""
+
+
+class RocmProbe(Probe):
+    """Looks inside the platform ``rocm``."""
+
+    @staticmethod
+    def held_bytes(worker: Worker) -> int | None:
+        """Ask torch's allocator. Of the substitute there are no such figures."""
+        device = worker.device  # type: ignore[attr-defined]
+        if device is None or isinstance(device, SubstituteDeviceOps):
+            return None
+        return int(device.memory_reserved())
+
+    @staticmethod
+    def initialised() -> bool:
+        """Ask torch, where it is loaded."""
+        torch = sys.modules.get("torch")
+        return torch is not None and torch.cuda.is_initialized()
+
+    def visible_devices(self, mask: str) -> tuple[str, ...]:
+        """Return what a process on a machine of eight would see."""
+        return tuple(EIGHT[place] for place in visible(EIGHT, {HIP: mask}).positions)
