@@ -6,8 +6,11 @@ import random
 
 import numpy as np
 import pytest
+from attrs import evolve
+from hardpoint.adapters import LoRARequest, PromptAdapterRequest
 from hardpoint.errors import CancelledStepError, LifecycleError, UnsupportedError
 from hardpoint.messages import GrammarOutput, MessageError, StepTicket
+from hardpoint.pooling_params import PoolingParams
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_tpu.attention import attention
 
@@ -297,6 +300,24 @@ def test_drafts_are_refused(worker, drive):
     driver.add("a", range(3))
     with pytest.raises(UnsupportedError, match="speculative decoding"):
         driver.step({"a": 3}, drafts={"a": (1,)})
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("pooling", PoolingParams("last")),
+        ("lora", LoRARequest(id=1, name="a", path="/nowhere")),
+        ("prompt_adapter", PromptAdapterRequest(id=1, name="a", path="/nowhere")),
+    ],
+)
+def test_what_it_does_not_serve_is_refused_and_leaves_nothing(worker, drive, name, asked):
+    driver = fresh(worker, drive)
+    driver.add("a", range(3))
+    plan = driver.plan({"a": 3})
+    plan = evolve(plan, new=(evolve(plan.new[0], **{name: asked}),))
+    with pytest.raises(UnsupportedError, match=rf"{name} \(request a\)"):
+        worker.execute_model(plan)
+    assert "a" not in worker.get_model_runner().requests.ids
 
 
 def test_a_step_ends_when_it_is_given_up(make_worker, drive):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import jax
@@ -264,8 +264,8 @@ class TpuModelRunner(ModelRunner):
         """Bring the requests and the cache up to the plan."""
         if self.requests is None:
             self._missing("execute_model", "initialize_kv_cache")
-        if plan.drafts:
-            raise UnsupportedError("speculative decoding", "platform 'tpu'")
+        for asked in _unserved(plan):
+            raise UnsupportedError(asked, "platform 'tpu'")
         self._abandon_waiting(plan)
         self.requests.apply(plan)
         self._zero(plan.blocks_to_zero)
@@ -408,6 +408,16 @@ def _filled(blocks: Sequence[int]) -> np.ndarray:
     padded = np.zeros(CACHE_BATCH, np.int32)
     padded[: len(blocks)] = blocks
     return padded
+
+
+def _unserved(plan: SchedulerOutput) -> Iterator[str]:
+    """Yield what of a plan is no business of this runner."""
+    if plan.drafts:
+        yield "speculative decoding"
+    for new in plan.new:
+        for name in ("pooling", "lora", "prompt_adapter"):
+            if getattr(new, name) is not None:
+                yield f"{name} (request {new.req_id})"
 
 
 def _copy_batches(
