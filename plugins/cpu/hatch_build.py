@@ -42,6 +42,7 @@ LEVELS = {
 """The flags of each level; all but the first are of x86 processors."""
 PLAIN = (
     "team.cpp", "program.cpp", "execution.cpp", "experts.cpp", "packing.cpp", "sampling.cpp",
+    "scoring.cpp",
     "testing.cpp",
 )  # fmt: skip
 

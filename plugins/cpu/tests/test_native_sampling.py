@@ -95,7 +95,11 @@ def test_choices_are_those_of_the_built_in_sampler(runner):
         expected, found = reference.sample(logits, batch), ours.sample(logits, batch)
         assert found.tokens == expected.tokens
         assert found.nan_counts == expected.nan_counts
-        assert repr(found.logprobs) == repr(expected.logprobs)
+        assert found.logprobs.keys() == expected.logprobs.keys()
+        for row, wanted in expected.logprobs.items():
+            scored = found.logprobs[row]
+            assert (scored.ids, scored.ranks) == (wanted.ids, wanted.ranks)
+            assert scored.values[0] == pytest.approx(wanted.values[0], abs=4e-6, rel=1e-6)
         assert found.nan_counts == {3: 0, 4: 1, 5: 1}
 
 

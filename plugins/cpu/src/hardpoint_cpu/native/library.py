@@ -230,6 +230,11 @@ def load(path: Path = FOLDER / FILE) -> ctypes.CDLL:
         ("hp_program_best", None, (pointer, pointer, number, number, pointer)),
         ("hp_program_buffer", pointer, (pointer, number)),
         ("hp_program_choose", None, (pointer, pointer, number, number, pointer, pointer)),
+        (
+            "hp_score",
+            small,
+            (pointer, number, small, number, number, pointer, number, pointer, pointer, pointer),
+        ),
         ("hp_layout", small, ()),
         ("hp_pack_bytes", number, (small, number, number)),
         ("hp_pack", small, (small, small, pointer, number, number, number, number, pointer)),

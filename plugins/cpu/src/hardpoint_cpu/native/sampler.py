@@ -6,18 +6,19 @@ is drawn by the built-in sampler.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from attrs import evolve
-from hardpoint_runtime.sampling.logprobs import gather_logprobs
 from hardpoint_runtime.sampling.sampler import NO_CHOICE, Sampled, Sampler
 
 from hardpoint_cpu.native.library import Wish
+from hardpoint_cpu.native.scores import gathered
+from hardpoint_cpu.native.sparse_edits import are_sparse, edited
 
 if TYPE_CHECKING:
-    from hardpoint.messages import Logprobs
     from hardpoint_runtime.sampling.batch import Draws, SamplingBatch
     from torch import Tensor
 
@@ -47,29 +48,27 @@ class ProgramSampler(Sampler):
         scores = self.logprobs_mode.processed and bool(batch.logprobs)
         if program is None or refines or scores or not len(logits):
             return super().sample(logits, batch)
-        edited = self.edit(logits, batch) if batch.edits_logits else logits
-        edited = edited.to(torch.float32).contiguous()
-        found = self._chosen(program, edited, batch.draws)
-        tokens = tuple(NO_CHOICE if token < 0 else token for token in found)
-        logprobs: dict[int, Logprobs] = {}
-        if batch.logprobs:
-            rows = gather_logprobs(
-                logits,
-                torch.tensor(tokens),
-                batch.logprobs,
-                self.device.to_host,
-                normalised=self.logprobs_mode.normalised,
-            )
-            logprobs = {ask.row: row for ask, row in zip(batch.logprobs, rows, strict=True)}
-        return Sampled(
-            tokens=tokens,
-            logprobs=logprobs,
-            nan_counts={
-                row: self.count_unusable(edited[row])
+        with self._edited(logits, batch) as changed:
+            found = self._chosen(program, changed, batch.draws)
+            nan_counts = {
+                row: self.count_unusable(changed[row])
                 for row, token in enumerate(found)
                 if token < 0
-            },
-        )
+            }
+        tokens = tuple(NO_CHOICE if token < 0 else token for token in found)
+        raw = logits.to(torch.float32).contiguous()
+        logprobs = gathered(raw, tokens, batch.logprobs, normalised=self.logprobs_mode.normalised)
+        return Sampled(tokens=tokens, logprobs=logprobs, nan_counts=nan_counts)
+
+    def _edited(
+        self, logits: Tensor, batch: SamplingBatch
+    ) -> contextlib.AbstractContextManager[Tensor]:
+        """Lend the logits as they are chosen from, float32 in one piece."""
+        if not batch.edits_logits:
+            return contextlib.nullcontext(logits.to(torch.float32).contiguous())
+        if are_sparse(logits, batch):
+            return edited(logits, batch)
+        return contextlib.nullcontext(self.edit(logits, batch))
 
     def _chosen(self, program: Program, logits: Tensor, draws: Draws | None) -> list[int]:
         """Return the token of each row; -1 where there is nothing to choose from."""
