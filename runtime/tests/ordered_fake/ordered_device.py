@@ -186,7 +186,12 @@ class History:
             lies_in.histories.add(self)
 
     def __del__(self):
-        MEMORY.give_back(self.num_bytes)
+        MEMORY.give_back(self.num_bytes, self.range is not None)
+
+    def grow(self, num_bytes):
+        """The memory is of ``num_bytes`` now."""
+        MEMORY.take(num_bytes - self.num_bytes, self.range is not None)
+        self.num_bytes = num_bytes
 
     def require_mapped(self, what):
         if self.range is not None and not self.range.mapped:
@@ -364,8 +369,7 @@ class OrderedTensor(torch.Tensor):
         self.inner = inner
         if history is None:
             history = History(lies_in)
-            history.num_bytes = inner.untyped_storage().nbytes()
-            MEMORY.take(history.num_bytes)
+            history.grow(inner.untyped_storage().nbytes())
         self.history = history
 
     def __repr__(self):
@@ -468,7 +472,10 @@ def compute(func, kind, args, kwargs):
     for tensor in writes:
         if tensor.shape != tensor.inner.shape:  # what was empty is resized, as on a real device
             tensor.data = OrderedTensor(tensor.inner, tensor.history)
+            tensor.history.grow(tensor.inner.untyped_storage().nbytes())
     history = args[0].history if kind.is_view else None
+    if kind.aliases and writes:
+        history = writes[0].history  # what it gives is what it was given
     # A view is an inference tensor if its base is one, whatever mode is on.
     as_base = kind.is_view and not args[0].is_inference()
     if as_base and torch.is_inference_mode_enabled():

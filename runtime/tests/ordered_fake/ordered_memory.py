@@ -22,31 +22,43 @@ RUBBISH = 0x5A
 
 
 class Memory:
-    """The figures. ``other`` is what libraries and other processes hold."""
+    """The figures. ``other`` is what libraries and other processes hold; ``kept`` what the
+    allocator has taken outside pools, ``plain`` what of it tensors hold; ``pooled`` what pools have
+    taken, ``mapped`` what of that has memory now.
+    """
 
     def __init__(self):
         self.total = TOTAL
         self.other = 0
-        self.allocated = self.peak = 0
-        self.reserved = self.peak_reserved = 0
-        self.pooled = self.mapped = 0
+        self.plain = self.kept = 0
+        self.in_pools = self.pooled = self.mapped = 0
+        self.peak = self.peak_reserved = 0
         self.pool = None
 
     @property
     def free(self):
-        return self.total - self.other - (self.reserved - self.pooled) - self.mapped
+        return self.total - self.other - self.kept - self.mapped
 
-    def take(self, num_bytes):
-        """A new piece of memory; it is given back with its history."""
-        if num_bytes > self.free + self.reserved - self.allocated:
+    def take(self, num_bytes, pooled):
+        """Memory for a tensor; it is given back with its history."""
+        if pooled:
+            self.in_pools += num_bytes
+        elif num_bytes > self.free + self.kept - self.plain:
             raise torch.OutOfMemoryError(f"{num_bytes} bytes were asked for, {self.free} are free")
-        self.allocated += num_bytes
-        self.peak = max(self.peak, self.allocated)
-        self.reserved = max(self.reserved, self.allocated)
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        else:
+            self.plain += num_bytes
+            self.kept = max(self.kept, self.plain)
+        self.see()
 
-    def give_back(self, num_bytes):
-        self.allocated -= num_bytes
+    def give_back(self, num_bytes, pooled):
+        if pooled:
+            self.in_pools -= num_bytes
+        else:
+            self.plain -= num_bytes
+
+    def see(self):
+        self.peak = max(self.peak, self.memory_allocated())
+        self.peak_reserved = max(self.peak_reserved, self.memory_reserved())
 
     # What the device's module offers.
 
@@ -54,10 +66,10 @@ class Memory:
         return max(0, self.free), self.total
 
     def memory_allocated(self, device=None):
-        return self.allocated
+        return self.plain + self.in_pools
 
     def memory_reserved(self, device=None):
-        return self.reserved
+        return self.kept + self.pooled
 
     def max_memory_allocated(self, device=None):
         return self.peak
@@ -66,12 +78,13 @@ class Memory:
         return self.peak_reserved
 
     def reset_peak_memory_stats(self, device=None):
-        self.peak, self.peak_reserved = self.allocated, self.reserved
+        self.peak, self.peak_reserved = 0, 0
+        self.see()
 
     def empty_cache(self):
         for pool in POOLS:
             pool.empty()
-        self.reserved = self.allocated
+        self.kept = self.plain
 
     @contextlib.contextmanager
     def use_mem_pool(self, pool, device=None):
@@ -154,6 +167,7 @@ class OrderedVirtualMemory(HostVirtualMemory):
         address = super().reserve(num_bytes)
         RANGES[address] = Range(address, num_bytes)
         MEMORY.pooled += num_bytes
+        MEMORY.see()
         return address
 
     def map(self, address, num_bytes):

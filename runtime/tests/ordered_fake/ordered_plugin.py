@@ -1,8 +1,8 @@
 """A pytest plugin: runners are tested on the device that enforces order (``-p ordered_plugin``).
 
 ``--staged-copies PATH`` runs another text of ``hardpoint_runtime.staged_copies``: a mutated one
-must be found out. ``--device-class`` and ``--runner-class`` name others than the toolkit's for
-accelerators, as ``module:Class``: those of a platform, which are then tried on this device.
+must be found out. ``--device-class``, ``--worker-class`` and ``--runner-class`` name others than
+the toolkit's for accelerators, as ``module:Class``: those of a platform, tried on this device.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ def pytest_addoption(parser):
     parser.addoption("--staged-copies", help="a file to use as hardpoint_runtime.staged_copies")
     package = "hardpoint_runtime.accelerator"
     parser.addoption("--device-class", default=f"{package}.device:AcceleratorDeviceOps")
+    parser.addoption("--worker-class", default=f"{package}.worker:AcceleratorWorker")
     parser.addoption("--runner-class", default=f"{package}.model_runner:AcceleratorModelRunner")
 
 
@@ -34,7 +35,9 @@ def pytest_load_initial_conftests(early_config):
     from hardpoint.references import resolve
 
     options = early_config.known_args_namespace
+    globals()["worker_class"] = resolve(options.worker_class)
     globals()["runner_class"] = resolve(options.runner_class)
+    globals()["runner_reference"] = options.runner_class
 
     from hardpoint_runtime.accelerator.torch_pools import TorchPools
 

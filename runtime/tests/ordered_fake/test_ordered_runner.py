@@ -1,5 +1,5 @@
-"""The whole runner suite on a device that enforces the order of work, and proof that it would find
-out: each wrong order, put into a copy of the code, fails.
+"""The whole runner suite, with what accelerators share, on a device that enforces the order of
+work, and proof that it would find out: each wrong order, put into a copy of the code, fails.
 
 The device is the process's, so that each run is a pytest of its own.
 """
@@ -40,6 +40,11 @@ def run_ordered(*arguments, code=0):
 def test_the_device_finds_out_what_is_wrong_and_lets_pass_what_is_right():
     told = run_ordered(HERE / "check_order.py")
     assert re.search(r"^3\d passed", told, re.MULTILINE), told
+
+
+def test_graphs_figures_and_sleep_on_the_device():
+    told = run_ordered(HERE / "check_accelerators.py", RUNNER / "check_accelerator_budget.py")
+    assert re.search(r"^2\d passed", told, re.MULTILINE), told
 
 
 LONG = {"test_runner_architectures.py"}

@@ -175,6 +175,43 @@ def make_runner(
 
 
 @pytest.fixture
+def make_accelerator(request, make_context, platform, registry):
+    """Return an accelerator's worker that is ready for steps (``ready=False``: that has loaded its
+    model), on the device of this run; else on host memory that stands for one.
+    """
+    from hardpoint_runtime.accelerator.substitute import SubstituteDeviceOps
+    from hardpoint_runtime.accelerator.worker import AcceleratorWorker
+
+    plugin = request.config.pluginmanager.get_plugin("ordered_plugin")
+    runner = "hardpoint_runtime.accelerator.model_runner:AcceleratorModelRunner"
+    platform.model_runner_class = runner if plugin is None else plugin.runner_reference
+    workers = []
+
+    class UnitWorker(AcceleratorWorker if plugin is None else plugin.worker_class):
+        def make_device(self):
+            return SubstituteDeviceOps(1, 64 << 30) if plugin is None else plugin.OrderedDeviceOps()
+
+    def make(*, num_blocks=60, ready=True, mode=None, sizes=(4, 16), **more):
+        graph = GraphConfig(graph_mode=mode, graph_sizes=sizes if mode else None, graph_warm_ups=0)
+        context = make_context(
+            graph=graph, max_num_seqs=4, max_num_batched_tokens=24,
+            **{"max_model_len": 64, **more},
+        )  # fmt: skip
+        worker = UnitWorker(context, platform, registry)
+        workers.append(worker)
+        worker.init_device()
+        worker.load_model()
+        if ready:
+            worker.initialize_from_config(plan_for(worker.get_kv_cache_spec(), num_blocks))
+            worker.compile_or_warm_up_model()
+        return worker
+
+    yield make
+    for worker in workers:
+        worker.shutdown()
+
+
+@pytest.fixture
 def make_graphs(make_runner):
     """Return a warmed-up runner with graphs."""
 

@@ -1,0 +1,177 @@
+"""Graphs, figures of memory and sleep on the device that enforces order. Collected by
+``test_ordered_runner.py`` only.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from hardpoint_runtime.graphs.errors import GraphCaptureError
+from ordered_device import DEVICE, Event, OrderError, PinnedTensor, Stream
+from ordered_graph import OWN_BYTES, CaptureError
+from ordered_memory import MEMORY
+
+ORDERED = torch.device("ordered", 0)
+
+
+def on_device(values):
+    return torch.tensor(values, device=ORDERED)
+
+
+# The device itself.
+
+
+def test_a_capture_leaves_no_trace_and_a_replay_does_the_work(device):
+    x, total = on_device([1.0, 2.0]), on_device([0.0])
+    graph = device.capture(lambda: total.add_((x * 2).sum()), "key")
+    assert total.item() == 0
+    x.fill_(5)
+    device.replay(graph)
+    assert total.item() == 20.0
+    device.replay(graph)
+    assert total.item() == 40.0
+
+
+def test_results_of_a_pool_are_those_of_the_last_replay(device):
+    x, pool = on_device([1.0]), device.graph_pool()
+    first = device.capture(lambda: x + 1, "first", pool=pool)
+    second = device.capture(lambda: x + 2, "second", pool=pool)
+    assert device.replay(first).item() == 2.0
+    assert device.replay(second).item() == 3.0
+    assert first.output.item() != 2.0
+    assert device.replay(first).item() == 2.0
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.cpu(),
+        lambda x: DEVICE.synchronize(),
+        lambda x: x.add_(torch.ones(2).to(ORDERED)),
+    ],
+    ids=["item", "copy to the host", "synchronize", "copy from the host"],
+)
+def test_what_cannot_be_captured_is_a_named_error_and_the_next_capture_works(device, work):
+    x = on_device([1.0, 2.0])
+    with pytest.raises(GraphCaptureError, match=r"not capture key: .* not permitted"):
+        device.capture(lambda: work(x), "key")
+    assert device.replay(device.capture(lambda: x + 1, "key")).tolist() == [2.0, 3.0]
+
+
+def test_work_on_another_stream_is_not_captured(device):
+    x, other = on_device([1.0]), Stream()
+
+    def elsewhere():
+        with other:
+            x.add_(1)
+
+    with pytest.raises(GraphCaptureError):
+        device.capture(elsewhere, "key")
+
+
+def test_other_errors_of_a_function_are_its_own(device):
+    with pytest.raises(ZeroDivisionError):
+        device.capture(lambda: 1 / 0, "key")
+    assert DEVICE.capture is None
+
+
+def test_no_cycle_is_collected_during_a_capture(device):
+    seen = []
+    device.capture(lambda: seen.append(gc.isenabled()), "key")
+    assert (seen, gc.isenabled()) == ([False], True)
+
+
+def test_the_capture_waits_for_work_before_and_later_work_for_the_capture(device):
+    x = on_device([1.0]).add_(1)
+    graph = device.capture(lambda: x.add_(1), "key")
+    device.replay(graph)
+    assert x.item() == 3.0
+
+
+def test_the_default_stream_cannot_be_captured(device):
+    with pytest.raises(CaptureError):
+        device.make_graph().capture_begin()
+
+
+def test_a_graph_gives_its_memory_back(device):
+    x, before = on_device([1.0]), (MEMORY.other, MEMORY.memory_allocated())
+    graph = device.capture(lambda: x * 2 + 1, "key")
+    assert MEMORY.other == before[0] + OWN_BYTES
+    assert MEMORY.memory_allocated() > before[1]
+    del graph
+    assert (MEMORY.other, MEMORY.memory_allocated()) == before
+
+
+# Memory.
+
+
+def test_what_sleeps_cannot_be_touched(device):
+    with device.pool("weights"):
+        x = torch.ones(4, device=ORDERED)
+    device.pools.sleep(("weights",), keep=("weights",))
+    with pytest.raises(OrderError, match="touches memory that sleeps"):
+        x + 1
+    device.pools.wake(("weights",))
+    assert (x + 1).tolist() == [2.0] * 4
+
+
+def test_nothing_is_taken_from_under_work_that_goes_on(device):
+    with device.pool("weights"):
+        x = torch.ones(4, device=ORDERED)
+    memory, piece = device.pools.memory, device.pools._of(["weights"])[0]
+    x.add_(1)
+    with pytest.raises(OrderError, match="memory is taken from under it while work"):
+        memory.unmap(piece.address, piece.num_bytes)
+    device.pools.sleep(("weights",), keep=("weights",))
+    device.pools.wake(("weights",))
+    assert x.tolist() == [2.0] * 4
+
+
+def test_pools_outlive_the_port_as_long_as_a_tensor_does(device):
+    port = type(device)()
+    with port.pool("weights"):
+        x = torch.ones(4, device=ORDERED)
+    del port
+    gc.collect()
+    assert x.tolist() == [1.0] * 4
+    del x  # the memory goes back through the allocator's callback
+    gc.collect()
+
+
+def test_figures_of_what_sleeps(device):
+    before = device.memory_allocated(), device.memory_info().free
+    with device.pool("weights"):
+        x = torch.ones(1 << 20, device=ORDERED)
+    assert device.memory_allocated() == before[0] + x.nbytes
+    device.pools.sleep(("weights",))
+    assert (device.memory_allocated(), device.memory_info().free) == before
+    device.pools.wake(("weights",))
+    assert device.memory_info().free <= before[1] - x.nbytes
+
+
+def test_the_peak_is_of_what_is_run_and_holds_what_the_allocator_keeps(device):
+    held = device.memory_allocated()
+    big = torch.zeros(1 << 20, device=ORDERED)
+    del big
+    num_bytes = 1 << 18
+
+    def run():
+        for _ in range(2):
+            torch.zeros(num_bytes, dtype=torch.uint8, device=ORDERED)
+
+    assert held + num_bytes <= device.peak_memory(run) < held + 2 * num_bytes
+
+
+def test_copies_are_still_guarded_around_replays(device):
+    x = on_device([1.0, 2.0])
+    graph = device.capture(lambda: x * 2, "key")
+    host, event = PinnedTensor.new((2,), torch.float32), Event()
+    host.copy_(device.replay(graph), non_blocking=True)
+    event.record()
+    with pytest.raises(OrderError):
+        host.tolist()
+    event.synchronize()
+    assert host.tolist() == [2.0, 4.0]
