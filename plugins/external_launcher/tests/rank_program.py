@@ -84,6 +84,11 @@ def rank_of(worker):
     return worker.rank
 
 
+def steps():
+    with start() as llm:
+        say(json.dumps(tokens(llm, temperature=0)))
+
+
 def twice():
     for _ in range(2):
         with start() as llm:
