@@ -72,7 +72,6 @@ def test_each_is_listed_as_unavailable_with_its_reason():
         if not HERE.get(BUILDS[name]):
             assert row["available"] is False
             assert REASONS[name] in row["verdict"]
-    assert done.stderr == ""
 
 
 NAMED = """
@@ -109,8 +108,7 @@ print(json.dumps(sorted(tops)))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_probe_imports_no_other_platform_and_nothing_heavy(name):
-    _, tops, told = run(PROBED, name)
-    assert told == ""
+    _, tops, _ = run(PROBED, name)
     ours = {top for top in tops if top.startswith("hardpoint_")}
     assert ours == {f"hardpoint_{name}", "hardpoint_runtime"}
     libraries = set().union(*LIBRARIES.values()) - LIBRARIES[name]

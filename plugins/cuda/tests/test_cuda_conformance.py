@@ -11,7 +11,7 @@ TestPlugin = PluginSuite.of("cuda", settings=SETTINGS)
 TestPlatform = pytest.mark.shared_workers(
     PlatformSuite.of("cuda", executor="uni", settings=SETTINGS)
 )
-TestWorker = pytest.mark.shared_workers(WorkerSuite.of("cuda", executor="uni", settings=SETTINGS))
+TestWorker = WorkerSuite.of("cuda", executor="uni", settings=SETTINGS)
 TestModelRunner = pytest.mark.shared_workers(
     ModelRunnerSuite.of("cuda", executor="uni", settings=SETTINGS)
 )

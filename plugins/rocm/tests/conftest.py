@@ -20,7 +20,8 @@ def machine(tmp_path):
     """Return what detection sees of a machine: its GPUs (None: no library), variables, files."""
 
     def make(gpus=None, *, environ=None, torch=BUILT, files=(), absent=KeyError, **library):
-        for name, text in dict(files).items():
+        needed = {"dev/kfd": ""} if gpus is not None or library else {}
+        for name, text in {**needed, **dict(files)}.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from fake_amdsmi import FakeSmi, gpu
 from hardpoint_rocm.amdsmi_port import SmiAbsentError, import_smi, read_gpus
 from hardpoint_rocm.detection import RocmSurroundings, look
@@ -53,12 +54,17 @@ def test_each_reason_against_gpus_is_told(machine, what, reason):
 
 
 def test_every_reason_is_told_at_once(machine):
-    seen = look(machine(torch={"__version__": "2.13.0+cpu"}))
-    assert seen.reasons == (
+    around = machine(torch={"__version__": "2.13.0+cpu"}, files={"dev/kfd": ""})
+    assert look(around).reasons == (
         "the installed torch (2.13.0+cpu) is not built for ROCm",
         "the library of AMD SMI (libamd_smi.so) is not installed",
-        "no device file /dev/kfd is there",
+        "/sys/class/kfd/kfd/topology/nodes shows no GPU",
     )
+
+
+def test_without_the_drivers_device_the_library_is_not_even_asked(machine):
+    around = evolve(machine(), smi=lambda: pytest.fail("asked"))
+    assert look(around).reasons == ("no device file /dev/kfd is there",)
 
 
 @pytest.mark.parametrize("lost", [None, 3])

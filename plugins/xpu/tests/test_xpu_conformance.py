@@ -11,7 +11,7 @@ TestPlugin = PluginSuite.of("xpu", settings=SETTINGS)
 TestPlatform = pytest.mark.shared_workers(
     PlatformSuite.of("xpu", executor="uni", settings=SETTINGS)
 )
-TestWorker = pytest.mark.shared_workers(WorkerSuite.of("xpu", executor="uni", settings=SETTINGS))
+TestWorker = WorkerSuite.of("xpu", executor="uni", settings=SETTINGS)
 TestModelRunner = pytest.mark.shared_workers(
     ModelRunnerSuite.of("xpu", executor="uni", settings=SETTINGS)
 )

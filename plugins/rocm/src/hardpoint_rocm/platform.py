@@ -8,6 +8,7 @@ from typing import ClassVar
 from hardpoint.capabilities import Capability, Support
 from hardpoint_runtime.accelerator.platform import AcceleratorPlatform, declared
 from hardpoint_runtime.accelerator.settings import AcceleratorSettings
+from hardpoint_runtime.accelerator.support import recorded_level
 from hardpoint_runtime.accelerator.surroundings import Sighting
 
 from hardpoint_rocm.detection import RocmSurroundings, look
@@ -36,7 +37,7 @@ class RocmPlatform(AcceleratorPlatform):
         "hardpoint_rocm.worker",
         "hardpoint_rocm.model_runner",
     )
-    support_level: ClassVar[str] = "L0"
+    support_level: ClassVar[str] = recorded_level("hardpoint_rocm")
     surroundings: RocmSurroundings | None = None
     """What detection looks at; None for the machine itself."""
 

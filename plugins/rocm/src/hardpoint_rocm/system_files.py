@@ -14,6 +14,7 @@ from hardpoint_rocm.gfx import name_of
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 KFD = "dev/kfd"
+WSL = "dev/dxg"
 WSL_LIBRARY = "usr/lib/wsl/lib/libdxcore.so"
 
 
@@ -29,7 +30,7 @@ def find_gpus(around: Surroundings) -> Found:
     """Look for the driver's files; opens no device. Under WSL the build of torch has to be
     believed: it is for HIP, and the Windows host lends its GPU.
     """
-    if around.has("dev/dxg"):
+    if around.has(WSL):
         if not around.has(WSL_LIBRARY):
             return Found(reasons=(f"/dev/dxg is there (WSL), but /{WSL_LIBRARY} is not",))
         lent = Gpu(uuid="", name="GPU of the Windows host", memory_bytes=None, gfx=None)

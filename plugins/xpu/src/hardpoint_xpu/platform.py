@@ -9,6 +9,7 @@ from hardpoint.capabilities import Capability, Support
 from hardpoint.records import ForkSafety, Problem
 from hardpoint_runtime.accelerator.platform import AcceleratorPlatform, declared
 from hardpoint_runtime.accelerator.settings import AcceleratorSettings
+from hardpoint_runtime.accelerator.support import recorded_level
 from hardpoint_runtime.accelerator.surroundings import Sighting, Surroundings
 
 from hardpoint_xpu.detection import look
@@ -33,7 +34,7 @@ class XpuPlatform(AcceleratorPlatform):
     capabilities: ClassVar[Mapping[Capability, Support]] = declared(
         Capability.SLEEP, Capability.WEIGHT_RELOAD
     )
-    support_level: ClassVar[str] = "L0"
+    support_level: ClassVar[str] = recorded_level("hardpoint_xpu")
     exclusive_capabilities: ClassVar[tuple[tuple[Capability, Capability], ...]] = (
         (Capability.SLEEP, Capability.GRAPHS),
     )

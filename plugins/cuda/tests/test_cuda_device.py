@@ -1,0 +1,104 @@
+"""What the port asks of torch and of the driver, as far as that can be seen without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hardpoint.capabilities import Capability, Support
+from hardpoint.config.schema import Config
+from hardpoint.records import WorkerContext
+from hardpoint.registry import Registry
+from hardpoint_cuda import device as device_module
+from hardpoint_cuda.compute_capability import FEATURES, features_of
+from hardpoint_cuda.device import CudaDeviceOps
+from hardpoint_cuda.platform import CudaPlatform
+from hardpoint_cuda.settings import CudaSettings
+from hardpoint_cuda.worker import CudaWorker
+from hardpoint_runtime.accelerator.substitute import SubstituteDeviceOps
+from hardpoint_runtime.accelerator.torch_pools import TorchPools
+from hardpoint_runtime.accelerator.virtual_memory import VirtualMemory
+
+
+class Memory(VirtualMemory):
+    granularity = 2 << 20
+
+    def __init__(self, index):
+        self.index = index
+
+    reserve = map = unmap = release = read = write = None
+
+
+Memory.__abstractmethods__ = frozenset()
+
+
+def worker(local_rank=0, settings=None):
+    context = WorkerContext(config=Config(), rank=local_rank, local_rank=local_rank, world_size=2)
+    return CudaWorker(context, CudaPlatform(settings), Registry([]))
+
+
+def test_the_port_is_of_the_ranks_gpu():
+    port = worker(1).make_device()
+    assert type(port) is CudaDeviceOps
+    assert port.device == torch.device("cuda", 1)
+    assert port.pins
+
+
+def test_the_substitute_is_only_built_where_it_is_asked_for():
+    settings = CudaSettings(substitute="host", substitute_bytes=1 << 30)
+    port = worker(0, settings).make_device()
+    assert type(port) is SubstituteDeviceOps
+    assert port.memory_info().total == 1 << 30
+
+
+def test_pools_are_torchs_over_the_drivers_memory(monkeypatch):
+    monkeypatch.setattr(device_module, "CudaVirtualMemory", Memory)
+    monkeypatch.setattr(
+        torch._C, "_cuda_customAllocator", lambda *given: ("made", given), raising=False
+    )
+    port = CudaDeviceOps("cuda", 1)
+    pools = port.make_pools()
+    assert type(pools) is TorchPools
+    assert pools.memory.index == 1
+    assert pools._make_allocator(11, 22) == ("made", (11, 22))
+    assert pools._module is torch.cuda
+
+
+def test_ranks_talk_by_nccl(monkeypatch):
+    seen = []
+    monkeypatch.setattr(device_module, "device_communicator", lambda *given: seen.append(given))
+    port = CudaDeviceOps("cuda", 0)
+    port.make_communicator("group", "meeting")
+    assert seen == [(port, "group", "meeting", "nccl")]
+
+
+def test_what_is_asked_of_torch_is_there():
+    for name in (CudaDeviceOps.graph_class, "MemPool", "use_mem_pool", "mem_get_info", "Stream"):
+        assert hasattr(torch.cuda, name)
+
+
+def test_every_capability_is_declared():
+    assert set(CudaPlatform.capabilities) == set(Capability)
+    for capability in (Capability.SLEEP, Capability.WEIGHT_RELOAD, Capability.GRAPHS):
+        assert CudaPlatform().support(capability) is Support.YES
+
+
+@pytest.mark.parametrize(
+    ("capability", "generation", "bfloat16", "float8"),
+    [
+        ((7, 0), "Volta", False, False),
+        ((7, 5), "Turing", False, False),
+        ((8, 0), "Ampere", True, False),
+        ((8, 9), "Ada Lovelace", True, True),
+        ((9, 0), "Hopper", True, True),
+        ((10, 0), "Blackwell", True, True),
+        ((99, 0), "Blackwell", True, True),
+    ],
+)
+def test_features_by_compute_capability(capability, generation, bfloat16, float8):
+    found = features_of(capability)
+    assert (found.generation, found.bfloat16, found.float8) == (generation, bfloat16, float8)
+
+
+def test_what_is_older_than_the_kernels_has_no_features():
+    assert features_of((6, 1)) is None
+    assert min(FEATURES) == (7, 0)
