@@ -1,0 +1,1 @@
+"""The parts of the Platform suite, by what they ask."""
