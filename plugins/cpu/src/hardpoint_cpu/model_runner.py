@@ -16,6 +16,7 @@ from hardpoint_runtime.graphs.plan import GraphPlan
 from hardpoint_runtime.graphs.programs import ProgramGraphs
 from hardpoint_runtime.model_runner import TorchModelRunner
 
+from hardpoint_cpu import large_pages
 from hardpoint_cpu.native import library
 from hardpoint_cpu.native.expectations import slow_way
 from hardpoint_cpu.native.lowering import program_bytes
@@ -59,12 +60,23 @@ class CpuModelRunner(TorchModelRunner):
         what a file has in blocks as it is, where a program computes with that.
         """
         named = super().make_quantization(model)
+        if named is None and self._packs_blocks(model):
+            return NativePacking(self.config, self.dtype)
+        if named is None:
+            large_pages.hold(model)
+        return named
+
+    def _packs_blocks(self, model: LanguageModel) -> bool:
+        """Whether what a file has in blocks stays so: a program computes with it, and the key
+        ``dtype`` does not say otherwise.
+        """
         options = cast("CpuPlatform", self.platform).options
-        open_ = named is None and not self.config.is_explicit("dtype")
-        if not open_ or options.native == "off" or library.availability().reason:
-            return named
+        if self.config.is_explicit("dtype") or self.description.format != "gguf":
+            return False
+        if options.native == "off" or library.availability().reason:
+            return False
         self.model = model  # by which it is judged
-        return None if refusal(self) else NativePacking(self.config, self.dtype)
+        return refusal(self) is None
 
     def load_model(self) -> LoadReport:
         """Load the model, then plan its program, unless that is not wanted or cannot be: the log

@@ -27,6 +27,7 @@ from hardpoint_runtime.quantization import (
 )
 from hardpoint_runtime.quantization.packed_form import hold_packed
 
+from hardpoint_cpu import large_pages
 from hardpoint_cpu.native import packing
 from hardpoint_cpu.packed_cache import NewFile, PackedCache, cache_folder, key_of
 from hardpoint_cpu.settings import CpuSettings
@@ -103,6 +104,15 @@ class NativePacking(Quantization):
     kind: ClassVar[str | None] = None
     """What everything is packed as instead."""
 
+    def hold(self, plan: Sequence[Packed], weights: Weights) -> Collection[str]:
+        """Give the matrices their memory, in large pages if they are worth it."""
+        sizes = [each.form.num_bytes for each in plan]
+        if not large_pages.can_be_had(sum(sizes)):
+            return super().hold(plan, weights)
+        for each, memory in zip(plan, large_pages.allocate(sizes), strict=True):
+            hold_packed(each.module, each.parameter, each.form, memory)
+        return ()
+
     def create(self, place: Place) -> PackedForm | None:
         """See :class:`Quantization`."""
         runs = list(self._runs(place.pieces))
@@ -160,12 +170,12 @@ class Quantised(NativePacking):
         kept = cache.open(key, sum(sizes))
         if kept is not None:
             _logger.info("packed weights are mapped from %s", folder)
-            _share_out(plan, sizes, kept)
+            _share_out(plan, sizes, _read_often(kept))
             return [name for each in plan for name in each.weights]
         self._new = cache.begin(key, sum(sizes))
         if self._new is None:
             return super().hold(plan, weights)
-        _share_out(plan, sizes, self._new.weights)
+        _share_out(plan, sizes, _bytes_of(self._new.weights))
         return ()
 
     def loaded(self, plan: Sequence[Packed]) -> None:
@@ -174,7 +184,7 @@ class Quantised(NativePacking):
             return
         sizes = [-(-each.form.num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE for each in plan]
         try:
-            _share_out(plan, sizes, self._new.finish())
+            _share_out(plan, sizes, _read_often(self._new.finish(), self._new.weights))
         finally:
             self._new.close()
             self._new = None
@@ -237,10 +247,20 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _share_out(plan: Sequence[Packed], sizes: Sequence[int], memory: mmap.mmap) -> None:
+def _share_out(plan: Sequence[Packed], sizes: Sequence[int], memory: Tensor) -> None:
     """Have each matrix of ``plan`` held in its part of ``memory``."""
-    offset = 0
-    for each, size in zip(plan, sizes, strict=True):
-        own = torch.frombuffer(memory, dtype=torch.uint8, count=each.form.num_bytes, offset=offset)
-        hold_packed(each.module, each.parameter, each.form, own)
-        offset += size
+    for each, own in zip(plan, memory.split(list(sizes)), strict=True):
+        hold_packed(each.module, each.parameter, each.form, own[: each.form.num_bytes])
+
+
+def _bytes_of(file: mmap.mmap) -> Tensor:
+    return torch.frombuffer(file, dtype=torch.uint8)
+
+
+def _read_often(file: mmap.mmap, written: mmap.mmap | None = None) -> Tensor:
+    """Return the bytes of a mapped file for steps to read: in large pages, where those can be had,
+    and else where they are mapped. ``written``: another mapping that has them in memory by now.
+    """
+    if not large_pages.can_be_had(len(file)):
+        return _bytes_of(file)
+    return large_pages.take(written or file)
