@@ -21,6 +21,9 @@ class Identities:
 
     def __init__(self, tensors: Mapping[str, Current], model: nn.Module) -> None:
         self._tensors = [(name, current, place(current())) for name, current in tensors.items()]
+        self._current = list(tensors.values())
+        self._addresses = [current().data_ptr() for current in self._current]
+        self._have_memory = all(self._addresses)
         self._model = model
         self._parts = [
             (prefix, module._modules, dict(module._modules))  # noqa: SLF001 - live, and quick
@@ -32,7 +35,7 @@ class Identities:
         """Raise GraphBufferError naming the first tensor that is somewhere else, or the first
         module of ``model`` that is another one.
 
-        Called before each replay; a fraction of a microsecond for each tensor.
+        Called before each replay; a tenth of a microsecond for each tensor.
         """
         if model is not self._model:
             raise GraphBufferError(_other_module("the model"))
@@ -41,6 +44,8 @@ class Identities:
                 name = next(n for n in {**parts, **captured} if parts.get(n) is not captured.get(n))
                 path = f"{prefix}.{name}" if prefix else name
                 raise GraphBufferError(_other_module(f"module {path}"))
+        if self._have_memory and self._addresses == [each().data_ptr() for each in self._current]:
+            return
         for name, current, before in self._tensors:
             now = place(current())
             if now != before:
