@@ -30,6 +30,7 @@ from hardpoint_runtime.description import described
 from hardpoint_runtime.device import DTYPES
 from hardpoint_runtime.forward_context import ForwardContext, entered
 from hardpoint_runtime.graphs.collectives import recordable
+from hardpoint_runtime.graphs.identity import place
 from hardpoint_runtime.graphs.modes import GraphMode
 from hardpoint_runtime.graphs.piecewise import split_operations
 from hardpoint_runtime.graphs.plan import GraphPlan
@@ -229,7 +230,7 @@ class TorchModelRunner(ModelRunner):
             self.line = StageLine(self.seat.pipeline, self.dtype, self.device)
         self.device.synchronize()
         held = {
-            tensor.data_ptr(): tensor.numel() * tensor.element_size()
+            place(tensor): tensor.numel() * tensor.element_size()
             for tensor in (*model.parameters(), *model.buffers())
         }
         seconds = time.perf_counter() - started
