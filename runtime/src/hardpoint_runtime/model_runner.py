@@ -160,7 +160,7 @@ class TorchModelRunner(ModelRunner):
         """Allocate the KV cache and bind it to the layers. Raises MemoryBudgetError if the device
         does not give that much.
         """
-        return KVCache.allocate(kv_cache_config, self.device)
+        return KVCache.allocate(kv_cache_config, self.device, self.operations)
 
     def make_requests(self, kv_cache_config: KVCacheConfig) -> Requests:
         """Build the table of requests: slots for ``max_num_seqs``, columns, block tables."""
@@ -185,7 +185,7 @@ class TorchModelRunner(ModelRunner):
 
     def make_sampler(self) -> Sampler:
         """Build the sampler."""
-        return Sampler(self.device, self.logprobs_mode)
+        return Sampler(self.device, self.logprobs_mode, self.operations)
 
     def make_graph_plan(self, operations: Operations) -> GraphPlan:
         """Return which graphs steps may replay; none of them is made yet. Raises ConfigError for a

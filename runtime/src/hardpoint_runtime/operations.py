@@ -1,4 +1,5 @@
-"""Named operations: what models are made of. Models call these by name, never a kernel.
+"""Named operations: what models are made of, and what a step does to its cache and its logits.
+They are called by name, never a kernel.
 
 The built-in ones are plain torch and run on any device. A plugin offers its own with the hook
 ``hardpoint_operations``; they are resolved once, when a worker loads its model: the selected
@@ -6,7 +7,10 @@ platform's own, else one for ``any`` platform, else the built-in. An offer whose
 a reason is passed over, and says so in the log and in :attr:`Operations.choices`.
 
 Shapes: T tokens, H hidden size, N outputs. ``attention`` and ``kv_write`` are described in
-:mod:`hardpoint_runtime.attention.paged`, ``experts`` in :mod:`hardpoint_runtime.mixture`.
+:mod:`hardpoint_runtime.attention.paged`, ``experts`` in :mod:`hardpoint_runtime.mixture`,
+``zero_blocks`` and ``copy_blocks`` in :mod:`hardpoint_runtime.memory.blocks`, ``penalise`` in
+:mod:`hardpoint_runtime.sampling.edits`, and what filters logits in
+:mod:`hardpoint_runtime.sampling.filters`.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from hardpoint.records import AnyPlatform, Offer
 from hardpoint.references import resolve as resolve_reference
 
 from hardpoint_runtime.attention import paged
+from hardpoint_runtime.memory import blocks
 from hardpoint_runtime.mixture import experts
+from hardpoint_runtime.sampling import edits, filters
 
 if TYPE_CHECKING:
     from hardpoint_runtime.attention.metadata import AttentionMetadata
@@ -78,6 +84,32 @@ class Attention(Protocol):
         """See :func:`hardpoint_runtime.attention.paged.attention`. Models give only the options
         that they need.
         """
+
+
+class CopyBlocks(Protocol):
+    """Copies blocks of the KV cache."""
+
+    def __call__(
+        self, planes: Sequence[Tensor], sources: Tensor, targets: Tensor, *, overlapping: bool
+    ) -> None:
+        """See :func:`hardpoint_runtime.memory.blocks.copy_blocks`."""
+
+
+class DrawTruncated(Protocol):
+    """Draws tokens of rows that are cut by top-k or top-p."""
+
+    def __call__(
+        self,
+        scaled: Tensor,
+        keys: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        *,
+        largest_k: int,
+        all_cut_by_k: bool,
+        anyone: Callable[[Tensor], list[int]],
+    ) -> Tensor:
+        """See :func:`hardpoint_runtime.sampling.filters.draw_truncated`."""
 
 
 class Experts(Protocol):
@@ -172,12 +204,18 @@ class Operations:
     experts: Experts = experts
     kv_write: KVWrite = paged.kv_write
     attention: Attention = paged.attention
+    zero_blocks: Callable[[Sequence[Tensor], Tensor], None] = blocks.zero_blocks
+    copy_blocks: CopyBlocks = blocks.copy_blocks
+    penalise: edits.Penalise = edits.penalise_places
+    temper: Callable[[Tensor, Tensor | None, Tensor | None], Tensor] = filters.tempered
+    truncate: Callable[[Tensor, Tensor, Tensor], Tensor] = filters.truncated
+    draw_truncated: DrawTruncated = filters.draw_truncated
     choices: tuple[Choice, ...] = ()
 
 
 HOOK = "hardpoint_operations"
 NAMES = tuple(each.name for each in fields(Operations) if each.name != "choices")
-"""The operations that models of this version call."""
+"""The operations that runners of this version call."""
 
 
 def resolve(
@@ -196,7 +234,7 @@ def resolve(
     for offer in every:
         if offer.name not in NAMES:
             raise PluginError(
-                f"operation {offer.name!r} (offered as {offer.reference}) is none that models "
+                f"operation {offer.name!r} (offered as {offer.reference}) is none that runners "
                 f"call; they call {', '.join(NAMES)}"
             )
     chosen = registry.offers(HOOK, platform_name, description)

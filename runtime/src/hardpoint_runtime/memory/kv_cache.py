@@ -8,7 +8,7 @@ each as ``[num_blocks, block_size, kv_heads, head_size]``: position ``p`` of a r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from attrs import frozen
@@ -16,6 +16,10 @@ from hardpoint.errors import MemoryBudgetError
 from hardpoint.kv_cache import KVCacheConfig, KVCacheSpec
 
 from hardpoint_runtime.device import DTYPES, DeviceOps
+from hardpoint_runtime.memory import blocks
+
+if TYPE_CHECKING:
+    from hardpoint_runtime.operations import Operations
 
 
 @frozen(kw_only=True, eq=False)
@@ -32,15 +36,25 @@ class KVCache:
     """All layers' caches of one rank. ``layers`` maps a layer's name to its views.
 
     Layers that share a buffer (:attr:`KVCacheTensor.layers` names several) see the same memory.
+    Blocks are zeroed and copied by ``operations``; None: in plain torch.
     """
 
-    def __init__(self, plan: KVCacheConfig, layers: Mapping[str, LayerCache]) -> None:
+    def __init__(
+        self,
+        plan: KVCacheConfig,
+        layers: Mapping[str, LayerCache],
+        operations: Operations | None = None,
+    ) -> None:
         self.plan = plan
         self.layers = dict(layers)
+        self._zero = blocks.zero_blocks if operations is None else operations.zero_blocks
+        self._copy = blocks.copy_blocks if operations is None else operations.copy_blocks
         self._of_group = [_distinct(plan, group.layers, self.layers) for group in plan.groups]
 
     @classmethod
-    def allocate(cls, plan: KVCacheConfig, device: DeviceOps) -> Self:
+    def allocate(
+        cls, plan: KVCacheConfig, device: DeviceOps, operations: Operations | None = None
+    ) -> Self:
         """Allocate every buffer of ``plan`` and bind its layers.
 
         Raises MemoryBudgetError with the figures if the device does not give that much, or if a
@@ -56,16 +70,15 @@ class KVCache:
             raise MemoryBudgetError(
                 f"the KV cache plan has no buffer for layer {missing[0]} ({len(missing)} in all)"
             )
-        return cls(plan, layers)
+        return cls(plan, layers) if operations is None else cls(plan, layers, operations)
 
     def zero_blocks(self, block_ids: Sequence[int]) -> None:
         """Set the blocks to zero in every layer. Called before the step's copies."""
         if not block_ids:
             return
         for group in range(len(self._of_group)):
-            for plane in self._planes(group):
-                rows = torch.tensor(block_ids, dtype=torch.int64, device=plane.device)
-                plane.index_fill_(0, rows, 0)
+            for planes in self._planes(group):
+                self._zero(planes, torch.tensor(block_ids, device=planes[0].device))
 
     def copy_blocks(self, copies: Iterable[tuple[int, int, int]]) -> None:
         """Copy blocks as told by (group, source, destination), all read before any is written.
@@ -76,15 +89,17 @@ class KVCache:
         for group, source, destination in copies:
             by_group.setdefault(group, []).append((source, destination))
         for group, pairs in by_group.items():
-            for plane in self._planes(group):
-                sources = torch.tensor([s for s, _ in pairs], device=plane.device)
-                destinations = torch.tensor([d for _, d in pairs], device=plane.device)
-                plane.index_copy_(0, destinations, plane.index_select(0, sources))
+            sources, targets = zip(*pairs, strict=True)
+            overlapping = not set(sources).isdisjoint(targets)
+            for planes in self._planes(group):
+                places = [torch.tensor(ids, device=planes[0].device) for ids in (sources, targets)]
+                self._copy(planes, *places, overlapping=overlapping)
 
-    def _planes(self, group: int) -> Iterable[torch.Tensor]:
-        for cache in self._of_group[group]:
-            yield cache.key
-            yield cache.value
+    def _planes(self, group: int) -> Iterable[list[torch.Tensor]]:
+        """Give the keys of a group's layers, then their values: each have one shape."""
+        caches = self._of_group[group]
+        yield [cache.key for cache in caches]
+        yield [cache.value for cache in caches]
 
 
 def _allocated(plan: KVCacheConfig, num_bytes: int, device: DeviceOps) -> torch.Tensor:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ToDevice = Callable[[Any, torch.dtype], Tensor]
 """``DeviceOps.to_device``."""
+Penalise = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+"""The operation ``penalise``, as :func:`penalise_places`."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -92,13 +94,10 @@ def gather_penalties(
     )
 
 
-def penalise(logits: Tensor, penalties: Penalties, to_device: ToDevice) -> None:
-    """Apply the penalties in place.
-
-    Repetition r (Keskar et al. 2019, for negative logits as the field does): over prompt and
-    output, x > 0 becomes x / r, else x * r. Then, for what the output holds: minus frequency *
-    count (how often), minus presence.
-    """
+def penalise(
+    logits: Tensor, penalties: Penalties, to_device: ToDevice, apply: Penalise | None = None
+) -> None:
+    """Apply the penalties in place, by ``apply``; None: :func:`penalise_places`."""
     flat = penalties.places.flat(logits.shape[1], to_device)
     host = np.stack(
         (penalties.repetition, penalties.frequency, penalties.presence, penalties.counts)
@@ -106,7 +105,25 @@ def penalise(logits: Tensor, penalties: Penalties, to_device: ToDevice) -> None:
     repetition, frequency, presence, counts = to_device(
         host.astype(np.float32, copy=False), torch.float32
     )
-    values = logits.view(-1).index_select(0, flat)
+    (apply or penalise_places)(logits, flat, repetition, frequency, presence, counts)
+
+
+def penalise_places(
+    logits: Tensor,
+    places: Tensor,
+    repetition: Tensor,
+    frequency: Tensor,
+    presence: Tensor,
+    counts: Tensor,
+) -> None:
+    """Penalise the logits [n, V] in place: the built-in operation ``penalise``. ``places`` int64
+    [m] are flat, each once; the others float32 [m].
+
+    Repetition r (Keskar et al. 2019, for negative logits as the field does): over prompt and
+    output, x > 0 becomes x / r, else x * r. Then, for what the output holds: minus frequency *
+    count (how often), minus presence.
+    """
+    values = logits.view(-1).index_select(0, places)
     values = torch.where(values > 0, values / repetition, values * repetition)
     values = values - frequency * counts - presence * (counts > 0).to(torch.float32)
-    logits.view(-1).index_copy_(0, flat, values)
+    logits.view(-1).index_copy_(0, places, values)

@@ -19,6 +19,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from hardpoint_runtime.operations import Operations
 from hardpoint_runtime.sampling import edits, filters
 from hardpoint_runtime.sampling.logprobs import LogprobsMode, gather_logprobs
 
@@ -45,10 +46,19 @@ class Sampled:
 
 
 class Sampler:
-    """Chooses tokens on one device. Built by ``TorchModelRunner.make_sampler``, stateless."""
+    """Chooses tokens on one device. Built by ``TorchModelRunner.make_sampler``, stateless.
 
-    def __init__(self, device: DeviceOps, logprobs_mode: LogprobsMode | None = None) -> None:
+    What looks at whole rows of logits is done by ``operations``; None: in plain torch.
+    """
+
+    def __init__(
+        self,
+        device: DeviceOps,
+        logprobs_mode: LogprobsMode | None = None,
+        operations: Operations | None = None,
+    ) -> None:
         self.device = device
+        self.operations = operations or Operations()
         self.logprobs_mode = logprobs_mode or LogprobsMode()
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> Sampled:
@@ -107,7 +117,7 @@ class Sampler:
         if batch.processors is not None:
             batch.processors.change(edited)
         if batch.penalties is not None:
-            edits.penalise(edited, batch.penalties, to_device)
+            edits.penalise(edited, batch.penalties, to_device, self.operations.penalise)
         return edited
 
     def scale(
@@ -124,7 +134,7 @@ class Sampler:
         heated = bool((draws.temperature != 1).any())
         temperature = self._floats(draws.temperature) if heated else None
         min_p = None if draws.min_p is None else self._floats(draws.min_p)
-        scaled = filters.tempered(chosen.to(torch.float32), temperature, min_p)
+        scaled = self.operations.temper(chosen.to(torch.float32), temperature, min_p)
         if processors is not None and processors.refining:
             processors.refine(scaled, draws.rows)
             scaled = scaled - scaled.amax(-1, keepdim=True)
@@ -145,7 +155,7 @@ class Sampler:
         left = scaled.index_select(0, index)
         if draws.top_k is not None and draws.top_p is not None:
             top_k = self.device.to_device(draws.top_k[places], torch.int64)
-            left = filters.truncated(left, top_k, self._floats(draws.top_p[places]))
+            left = self.operations.truncate(left, top_k, self._floats(draws.top_p[places]))
         target = self.device.to_device(draws.rows[places], torch.int64)
         best = edited.index_select(0, target).to(torch.float32).amax(-1)
         best = best / self._floats(draws.temperature[places])
@@ -167,7 +177,7 @@ class Sampler:
         cuts = (top_k > 0) | (top_p < 1)
         cut = self.device.to_device(np.flatnonzero(cuts), torch.int64)
         everyone = bool(cuts.all())
-        drawn = filters.draw_truncated(
+        drawn = self.operations.draw_truncated(
             scaled if everyone else scaled.index_select(0, cut),
             keys if everyone else keys.index_select(0, cut),
             self.device.to_device(top_k[cuts], torch.int64),

@@ -1,0 +1,81 @@
+"""Which kernels are offered as named operations, and why one cannot serve. Imports no kernel.
+
+A platform's plugin returns them from its hook ``hardpoint_operations``::
+
+    @hookimpl
+    def hardpoint_operations():
+        from hardpoint_runtime.kernels.offers import kernel_operations
+
+        return kernel_operations("acme")
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+
+from hardpoint.records import Operation
+
+LEAST = (3, 4)
+"""The first version of Triton whose language the kernels are written in."""
+DTYPES = ("float32", "bfloat16", "float16")
+LARGEST_HEAD = 128
+"""Head size up to which tiles stay in registers on every device that is compiled for."""
+KERNELS: Mapping[str, str] = {
+    "kv_write": "kv_write:kv_write",
+    "attention": "attention:attention",
+    "zero_blocks": "blocks:zero_blocks",
+    "copy_blocks": "blocks:copy_blocks",
+    "penalise": "penalties:penalise",
+    "temper": "filters:temper",
+    "truncate": "filters:truncate",
+    "draw_truncated": "filters:draw_truncated",
+}
+"""Operations by their kernels, in this package."""
+OF_NUMBERS = ("kv_write", "attention")
+"""Those that compute in the model's type."""
+
+
+def kernel_operations(platform: str) -> tuple[Operation, ...]:
+    """Return the offers of every kernel for ``platform``."""
+    return tuple(
+        Operation(
+            name=name,
+            reference=f"{__package__}.{reference}",
+            platform=platform,
+            supports=reason_against_numbers if name in OF_NUMBERS else reason_against,
+        )
+        for name, reference in KERNELS.items()
+    )
+
+
+def reason_against(description: Mapping[str, object]) -> str | None:
+    """Return why no kernel can run in this process: Triton is absent or too old; else None."""
+    del description
+    version = _version()
+    if version is None:
+        return "Triton is not installed: pip install 'hardpoint-runtime[kernels]'"
+    if tuple(int(part) for part in version.split(".")[:2]) < LEAST:
+        wanted = ".".join(map(str, LEAST))
+        return f"Triton {version} is older than {wanted}: pip install 'triton>={wanted}'"
+    return None
+
+
+def reason_against_numbers(description: Mapping[str, object]) -> str | None:
+    """Return also why the kernels cannot compute with the model's types and sizes; ``description``
+    is that of :func:`hardpoint_runtime.operations.resolve`.
+    """
+    for key in ("dtype", "kv_cache_dtype"):
+        if description.get(key) not in DTYPES:
+            return f"{key} {description.get(key)} is none of {', '.join(DTYPES)}"
+    if (size := description.get("head_size")) and int(str(size)) > LARGEST_HEAD:
+        return f"head size {size} is above {LARGEST_HEAD}"
+    return reason_against(description)
+
+
+def _version() -> str | None:
+    """Return the version of the installed Triton, by whatever name its distribution goes."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    return str(importlib.import_module("triton").__version__)

@@ -1,0 +1,8 @@
+"""What is compiled is described in a module beside the tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,44 @@
+"""The kernels compiled for devices that are not here: they fit into registers and shared memory."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+from compiled import CASES, MORE_CASES, TARGETS, cached_at, compile_case
+
+QUICK = ("sm_90", "gfx942")
+"""One of each kind; all others take minutes."""
+
+
+@pytest.fixture(scope="module")
+def _cache(tmp_path_factory):
+    with cached_at(tmp_path_factory.mktemp("triton")):
+        yield
+
+
+def check(case, target):
+    report = compile_case(case, target)
+    assert len(report.spills) == 3, "the compiler's report of spills has another form"
+    assert not any(report.spills), f"{target}: spills {report.spills}"
+    assert report.shared <= TARGETS[target][1]
+    assert report.code_bytes > 1000
+
+
+@pytest.mark.usefixtures("_cache")
+@pytest.mark.parametrize("target", QUICK)
+@pytest.mark.parametrize("name", CASES)
+def test_every_kernel_on_one_device_of_each_kind(name, target):
+    check(CASES[name], target)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_cache")
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_type_and_size_on_every_device(target):
+    for name, case in {**CASES, **MORE_CASES}.items():
+        try:
+            check(case, target)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
