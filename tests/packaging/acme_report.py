@@ -128,7 +128,7 @@ def main():
     report["acme"], (report["parts"],) = generate(ask="collaborators", platform="acme", **graphs)
     report["made"] = generate(ask=made_by, platform="acme")[1][0]
     report["operations"] = generate(ask=own_operations, platform="acme")[1][0]
-    keys = {"platform": "acme", "plugins": {"acme": {"quantization": "acme8"}}}
+    keys = {"platform": "acme", "quantization": "acme8"}
     report["packed"], (report["types"],) = generate(ask=types_of_weights, **keys)
     report["sharded"], parts = generate(ask="collaborators", platform="acme", **several)
     report["communicators"] = [part["communicator"] for part in parts]

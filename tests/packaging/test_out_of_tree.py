@@ -69,7 +69,7 @@ def test_the_norm_is_its_own(report):
 def test_weights_are_kept_as_bytes_where_the_key_says_so(report):
     types, reference = report["types"]
     assert reference == f"{OWN}.quantization:ByteRows"
-    assert types["torch.int8"] >= 4
+    assert types["torch.uint8"] >= 4
     assert [len(ids) for ids in report["packed"]] == [6, 6]
 
 
@@ -122,10 +122,13 @@ def test_admission_is_its_own(environment):
 
 
 def test_its_own_settings_are_checked(environment):
-    arguments = ("--load-format", "dummy", "--set", "plugins.acme.quantization=acme3", "--raw", "x")
-    done = environment.hardpoint("generate", "--platform", "acme", *arguments)
+    arguments = ("generate", "--platform", "acme", "--load-format", "dummy", "--raw", "x")
+    done = environment.hardpoint(*arguments, "--set", "plugins.acme.memory_bytes=7")
     assert done.returncode == 2
-    assert "plugins.acme.quantization = 'acme3'" in done.stderr
+    assert "plugins.acme.memory_bytes = 7" in done.stderr
+    done = environment.hardpoint(*arguments, "--quantization", "acme3")
+    assert done.returncode == 2
+    assert "Did you mean acme8?" in done.stderr
 
 
 @pytest.mark.parametrize("package", ["hardpoint_acme", "hardpoint_threads"])

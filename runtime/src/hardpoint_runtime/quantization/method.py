@@ -70,11 +70,13 @@ class Quantization(ABC):
         """
 
     def hold(self, plan: Sequence[Packed], weights: Weights) -> Collection[str]:
-        """Give every matrix of ``plan`` its memory; return the names of the weights that are in it
-        already. Overridden by what keeps packed weights.
+        """Give every matrix of ``plan`` its memory, on the device that its numbers were to be on;
+        return the names of the weights that are in it already. Overridden by what keeps packed
+        weights.
         """
         for each in plan:
-            memory = torch.zeros(each.form.num_bytes, dtype=torch.uint8)
+            device = each.module.get_parameter(each.parameter).device
+            memory = torch.zeros(each.form.num_bytes, dtype=torch.uint8, device=device)
             hold_packed(each.module, each.parameter, each.form, memory)
         return ()
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from attrs import evolve
 from hardpoint.kv_cache import KVCacheConfig
 from hardpoint.messages import GrammarOutput, ModelRunnerOutput, SchedulerOutput
-from hardpoint.references import resolve
 from hardpoint_runtime.attention.builder import AttentionMetadataBuilder
 from hardpoint_runtime.batch.block_table import BlockTables
 from hardpoint_runtime.batch.columns import Column
@@ -26,43 +25,25 @@ from hardpoint_runtime.waiting_steps import WaitingStep
 
 from hardpoint_acme import collaborators as own
 from hardpoint_acme.messages import NAME, StepReport
-from hardpoint_acme.platform import AcmePlatform
-from hardpoint_acme.quantization import ByteRows
 
 
 class AcmeModelRunner(TorchModelRunner):
     """One rank of a model on one unit. Says in each step's ``extra`` what it did."""
 
-    quantization: ByteRows | None = None
     report: StepReport | None = None
 
     # Collaborators.
 
     def make_operations(self) -> Operations:
-        """Resolve the operations; where weights are kept otherwise, with a linear layer of that."""
-        operations = own.AcmeOperations.of(super().make_operations())
-        wanted = cast("AcmePlatform", self.platform).options.quantization
-        if wanted is None:
-            return operations
-        offers = self.registry.offers("hardpoint_quantizations", self.platform.name)
-        self.quantization = method = resolve(offers[wanted].reference)()
-        return evolve(operations, linear=method.apply)
+        """Resolve the operations."""
+        return own.AcmeOperations.of(super().make_operations())
 
     def make_model(self, operations: Operations) -> LanguageModel:
-        """Construct the model, and show it to the quantisation."""
-        model = super().make_model(operations)
-        if self.quantization is not None:
-            self.quantization.create(model)
-        return model
-
-    def load_weights(self, model: LanguageModel) -> None:
-        """Load the weights, then pack them."""
-        super().load_weights(model)
-        if self.quantization is not None:
-            self.quantization.after_load()
+        """Construct the model: the toolkit's own, by the unit's operations."""
+        return super().make_model(operations)
 
     def make_quantization(self, model: LanguageModel) -> Quantization | None:
-        """Return what the key ``quantization`` names; the unit's own has a key of its own."""
+        """Return what the key ``quantization`` names: ``acme8``, of this plugin."""
         return super().make_quantization(model)
 
     def make_kv_cache(self, kv_cache_config: KVCacheConfig) -> own.AcmeKVCache:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from hardpoint.capabilities import NEVER, NOT_YET, YES, Capability, Support
 from hardpoint.platform import Platform
-from hardpoint.records import Device, Limits, Placement, Problem, Verdict
+from hardpoint.records import Device, Limits, Placement, Verdict
 
 from hardpoint_acme.settings import AcmeSettings
 
@@ -29,7 +29,6 @@ OFFERED = frozenset(
         Capability.PIPELINE_PARALLEL,
     }
 )
-QUANTIZATIONS = (None, "acme8")
 
 
 class AcmePlatform(Platform):
@@ -74,17 +73,3 @@ class AcmePlatform(Platform):
         parallel = config.parallel
         ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
         return Placement(num_workers=ranks, output_rank=ranks - parallel.tensor_parallel_size)
-
-    def check(self, config: Config) -> Sequence[Problem]:
-        """Return what of the plugin's own settings cannot be honoured."""
-        asked = self.options.quantization
-        if asked in QUANTIZATIONS:
-            return ()
-        return (
-            Problem(
-                key="plugins.acme.quantization",
-                value=asked,
-                message="there is no such way to keep weights.",
-                way_out="Use acme8, or leave it out.",
-            ),
-        )
