@@ -121,6 +121,7 @@ class TorchModelRunner(ModelRunner):
         description, cache = self.description, self.config.cache
         heads = self.seat.heads(description)
         needs = {
+            "device": self.device.device.type,
             "dtype": self.config.model.dtype,
             "kv_cache_dtype": self._kv_cache_dtype(),
             "block_size": cache.block_size,

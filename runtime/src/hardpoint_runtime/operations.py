@@ -223,10 +223,11 @@ def resolve(
 ) -> Operations:
     """Return the operations to use on ``platform_name``. Called once, when the model is built.
 
-    ``description`` is plain data about what they must serve: ``dtype`` and ``kv_cache_dtype``
-    (names), ``head_size``, ``num_heads``, ``num_kv_heads``, ``block_size``, and whether attention
-    is asked with a ``window`` or a ``softcap``; each offer's ``supports`` gets it. Raises
-    PluginError for an operation that no model calls, and what resolving a reference raises.
+    ``description`` is plain data about what they must serve: ``device`` (torch's type), ``dtype``
+    and ``kv_cache_dtype`` (names), ``head_size``, ``num_heads``, ``num_kv_heads``, ``block_size``,
+    and whether attention is asked with a ``window`` or a ``softcap``; each offer's ``supports``
+    gets it. Raises PluginError for an operation that no runner calls, and what resolving a
+    reference raises.
     """
     if registry is None:
         return Operations(choices=tuple(Choice(name=n, reference="built-in") for n in NAMES))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hardpoint.hookspecs import hookimpl
-from hardpoint.records import PlatformRecord
+from hardpoint.records import Operation, PlatformRecord
 
 
 @hookimpl
@@ -16,3 +18,11 @@ def hardpoint_platform() -> PlatformRecord:
         settings="hardpoint_rocm.settings:RocmSettings",
         summary="AMD GPUs through torch",
     )
+
+
+@hookimpl
+def hardpoint_operations() -> Sequence[Operation]:
+    """Offer the toolkit's kernels, in workers: where they cannot serve, the reason is logged."""
+    from hardpoint_runtime.kernels.offers import kernel_operations
+
+    return kernel_operations("rocm")

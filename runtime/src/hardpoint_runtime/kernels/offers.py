@@ -51,14 +51,24 @@ def kernel_operations(platform: str) -> tuple[Operation, ...]:
 
 
 def reason_against(description: Mapping[str, object]) -> str | None:
-    """Return why no kernel can run in this process: Triton is absent or too old; else None."""
-    del description
-    version = _version()
-    if version is None:
+    """Return why no kernel can run in this process, or None: Triton is absent, too old, or has no
+    driver for the device.
+    """
+    if importlib.util.find_spec("triton") is None:
         return "Triton is not installed: pip install 'hardpoint-runtime[kernels]'"
+    triton = importlib.import_module("triton")
+    version = triton.__version__
     if tuple(int(part) for part in version.split(".")[:2]) < LEAST:
         wanted = ".".join(map(str, LEAST))
         return f"Triton {version} is older than {wanted}: pip install 'triton>={wanted}'"
+    if triton.knobs.runtime.interpret:
+        return None
+    if description.get("device") == "cpu":
+        return "Triton compiles for no processor"
+    try:
+        triton.runtime.driver.active.get_current_target()
+    except Exception as error:  # noqa: BLE001 - drivers raise whatever their libraries do
+        return f"Triton has no driver for {description.get('device')}: {error}"
     return None
 
 
@@ -72,10 +82,3 @@ def reason_against_numbers(description: Mapping[str, object]) -> str | None:
     if (size := description.get("head_size")) and int(str(size)) > LARGEST_HEAD:
         return f"head size {size} is above {LARGEST_HEAD}"
     return reason_against(description)
-
-
-def _version() -> str | None:
-    """Return the version of the installed Triton, by whatever name its distribution goes."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    return str(importlib.import_module("triton").__version__)
