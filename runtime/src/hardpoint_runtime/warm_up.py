@@ -41,8 +41,12 @@ def single_block_plan(specs: Mapping[str, KVCacheSpec]) -> KVCacheConfig:
 
 def profile(runner: TorchModelRunner) -> None:
     """Run what allocates most: one layer with as many tokens as a step may have, then the logits
-    and the sampling of as many requests as may run.
+    and the sampling of as many requests as may run. Nothing where a program will run the steps,
+    which knows what it takes.
     """
+    runner.profiled = True
+    if runner.graph_plan.any_shape:
+        return
     rows = runner.config.scheduler.max_num_seqs or 1
     plan = single_block_plan(runner.get_kv_cache_spec())
     with runner.device.inference():
@@ -55,7 +59,6 @@ def profile(runner: TorchModelRunner) -> None:
         )
         if runner.seat.is_last_stage:
             dummy_sampling(runner, runner.make_sampler(), rows)
-    runner.profiled = True
 
 
 def _largest(runner: TorchModelRunner) -> list[int]:
@@ -69,8 +72,10 @@ def _largest(runner: TorchModelRunner) -> list[int]:
 def warm_up(runner: TorchModelRunner, kv_cache: KVCache, sampler: Sampler) -> None:
     """Run a decode, a prefill and every way of sampling once, and the largest step if operations
     have scratch memory, which must have grown by then. Whether they have, one layer of that step
-    tells, unless a profile has run it.
+    tells, unless a profile has run it. A program has nothing to warm up.
     """
+    if runner.graph_plan.any_shape:
+        return
     rows = min(runner.config.scheduler.max_num_seqs or 1, 4)
     for lengths in ([1], [1] * rows, [min(16, runner.max_model_len)]):
         dummy_forward(runner, kv_cache, runner.builders, lengths)

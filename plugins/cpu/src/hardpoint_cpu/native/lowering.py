@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 between two operations. Those that a model does not need have no columns.
 """
 
+TORCH_CHOOSES = 12
+"""Numbers of 32 bits for each logit of a step: its draws take integers of 64 bits."""
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 """What stands before ``_and_mul`` in the names of activations, as the library numbers them."""
 
@@ -71,8 +73,9 @@ def buffer_columns(model: DecoderForCausalLM) -> tuple[int, ...]:
 
 
 def program_bytes(runner: CpuModelRunner) -> int:
-    """Return what a program takes beside weights and KV cache: buffers, logits, angles; and what
-    the tokens of a mixture of experts take while they are with them.
+    """Return what a program takes beside weights and KV cache: buffers, logits, angles; what the
+    tokens of a mixture of experts take while they are with them; and what torch takes for a step
+    that the program does not do: as much for its activations, and for choosing tokens.
     """
     model: Any = runner.get_model()
     tokens, rows = runner.most
@@ -80,7 +83,8 @@ def program_bytes(runner: CpuModelRunner) -> int:
     if experts is not None:
         columns += experts.per_token * (2 * model.description.hidden_size + 3 * experts.size)
     angles = len(model.rotaries) * runner.max_model_len * model.description.head_size
-    return 4 * (columns * tokens + rows * model.description.vocab_size + angles)
+    choosing = TORCH_CHOOSES * rows * model.description.vocab_size
+    return 4 * (2 * columns * tokens + choosing + angles)
 
 
 class _Lowering:

@@ -111,7 +111,8 @@ class Program(StepProgram):
         self._handle = ctypes.c_void_p(handle)
         self._end = weakref.finalize(self, self._library.hp_program_free, self._handle)
         self._end.atexit = False  # a step that was left behind may still compute then
-        self.logits = torch.zeros((most_rows, lowered.vocabulary), dtype=torch.float32)
+        # Pages of rows that no step has are never touched.
+        self.logits = torch.from_numpy(np.zeros((most_rows, lowered.vocabulary), np.float32))
         self._only_best = False
         self.best: ctypes.Array[ctypes.c_int64] | None = None
         self._unfinished: tuple[native.Step, list[np.ndarray]] | None = None
