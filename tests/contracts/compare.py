@@ -11,6 +11,11 @@ from describe import Lines
 IMPLEMENTED = (
     "hardpoint.platform.Platform", "hardpoint.worker.Worker",
     "hardpoint.model_runner.ModelRunner", "hardpoint.logits_processor.LogitsProcessor",
+    "hardpoint_runtime.device.DeviceOps", "hardpoint_runtime.device.TorchDeviceOps",
+    "hardpoint_runtime.worker.TorchWorker", "hardpoint_runtime.model_runner.TorchModelRunner",
+    "hardpoint_runtime.quantization.Quantization", "hardpoint_runtime.quantization.PackedForm",
+    "hardpoint_engine.AdmissionPolicy", "hardpoint_conformance.Probe",
+    "hardpoint_conformance.Oracle",
 )  # fmt: skip
 """Classes whose methods plugins override and core calls: an argument more would reach methods that
 do not take it.

@@ -41,12 +41,12 @@ def described() -> Lines:
         lines |= _module(importlib.import_module(name))
     for reference in CLASSES:
         name, _, kind = reference.partition(":")
-        lines |= _class(f"{name}.{kind}", getattr(importlib.import_module(name), kind))
+        lines |= class_lines(f"{name}.{kind}", getattr(importlib.import_module(name), kind))
     for reference in METHODS:
         name, _, path = reference.partition(":")
         kind, _, method = path.partition(".")
         function = getattr(getattr(importlib.import_module(name), kind), method)
-        lines[f"{name}.{path}"] = f"method {_signature(function)}"
+        lines[f"{name}.{path}"] = f"method {signature(function)}"
     return dict(sorted(lines.items()))
 
 
@@ -63,15 +63,16 @@ def _module(module: ModuleType) -> Lines:
         if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
             continue
         if inspect.isclass(value):
-            lines |= _class(path, value)
+            lines |= class_lines(path, value)
         elif inspect.isfunction(value):
             kind = "hook" if hasattr(value, "hardpoint_spec") else "function"
             first = getattr(value, "hardpoint_spec", {}).get("firstresult")
-            lines[path] = f"{kind} {_signature(value)}" + (", the first answer" if first else "")
+            lines[path] = f"{kind} {signature(value)}" + (", the first answer" if first else "")
     return lines
 
 
-def _class(path: str, kind: type) -> Lines:
+def class_lines(path: str, kind: type) -> Lines:
+    """Return the lines of a class: its fields or constructor, methods, attributes."""
     if issubclass(kind, Enum):
         return {path: "enumeration"} | {
             f"{path}.{member.name}": f"member {member.value!r}{_since(member)}" for member in kind
@@ -83,7 +84,7 @@ def _class(path: str, kind: type) -> Lines:
             for each in fields(kind) if each.init and not each.name.startswith("_")
         }  # fmt: skip
     elif "__init__" in vars(kind):
-        lines[f"{path}()"] = f"constructor {_signature(vars(kind)['__init__'])}"
+        lines[f"{path}()"] = f"constructor {signature(vars(kind)['__init__'])}"
         lines |= {f"{path}.{name}": "attribute of an instance" for name in _set_by(kind)}
     return lines | dict(_members(path, kind, taken={line.rpartition(".")[2] for line in lines}))
 
@@ -97,9 +98,9 @@ def _members(path: str, kind: type, taken: set[str]) -> Iterator[tuple[str, str]
             yield f"{path}.{name}", f"{abstract}property{_returns(value.fget)}"
         elif isinstance(value, classmethod | staticmethod):
             word = "class method" if isinstance(value, classmethod) else "static method"
-            yield f"{path}.{name}", f"{abstract}{word} {_signature(value.__func__)}"
+            yield f"{path}.{name}", f"{abstract}{word} {signature(value.__func__)}"
         elif inspect.isfunction(value):
-            yield f"{path}.{name}", f"{abstract}method {_signature(value)}"
+            yield f"{path}.{name}", f"{abstract}method {signature(value)}"
     for name, hint in vars(kind).get("__annotations__", {}).items():
         if not name.startswith("_") and name not in taken and not has(kind):
             default = vars(kind).get(name, NOTHING)
@@ -125,8 +126,8 @@ def _assigned(nodes: Iterable[ast.AST], before: str = "") -> Iterator[str]:
                         yield name
 
 
-def _signature(function: Any) -> str:
-    """As text, without self and cls; an argument that may be left out says so by ``=``."""
+def signature(function: Any) -> str:
+    """Return the arguments as text, without self and cls; one that may be left out says so by ``=``."""
     parts, starred = [], False
     for name, each in inspect.signature(function).parameters.items():
         if name in ("self", "cls"):

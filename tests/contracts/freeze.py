@@ -17,6 +17,7 @@ from typing import Any
 
 from compare import Comparison, compared
 from describe import Lines, described, number
+from promises import PROMISES
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -32,6 +33,12 @@ RECORD = """
 They are additions, which no plugin is broken by. Record them, with a changes/*.contract.md:
     python tests/contracts/freeze.py
 The release that has them first carries the next minor number in hardpoint.API.
+"""
+
+OTHER = """
+The promise {name!r} is frozen under its number: what was built on it would break. Undo it and add
+beside it, or raise the number (docs/versions.md), add a changes/*.contract.md and run
+    python tests/contracts/freeze.py
 """
 
 
@@ -65,6 +72,26 @@ def of_major(major: str) -> list[str]:
     return sorted(names, key=lambda name: int(name.partition(".")[2]))
 
 
+def promised(name: str) -> Comparison:
+    """Compare one of the other promises with what is frozen under its number; raise Broken."""
+    promise = PROMISES[name]
+    comparison = compared(read(f"{name}-{promise.number()}"), promise.described(), promise.number())
+    if comparison.breaks:
+        raise Broken("\n".join(comparison.breaks) + "\n" + OTHER.format(name=name))
+    return comparison
+
+
+def freeze_promise(name: str) -> str:
+    """Write what one of the other promises is now, if it breaks nothing that has its number."""
+    promise = PROMISES[name]
+    path = file_of(f"{name}-{promise.number()}")
+    if path.exists():
+        promised(name)
+    else:
+        path.write_text(json.dumps(promise.described(), indent=1, sort_keys=True) + "\n")
+    return f"{path.name}: {len(read(path.stem))} lines"
+
+
 def freeze() -> str:
     """Write the document of the code's number; return what was done, as a sentence."""
     name, now = number(), described()
@@ -87,5 +114,6 @@ def freeze() -> str:
 if __name__ == "__main__":
     try:
         print(freeze())
+        print(*map(freeze_promise, PROMISES), sep="\n")
     except Broken as broken:
         sys.exit(str(broken))

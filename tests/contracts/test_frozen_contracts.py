@@ -5,11 +5,14 @@ what adds to them.
 from __future__ import annotations
 
 import json
+import re
 
 import freeze
 import pytest
+from attrs import evolve
 from compare import compared
 from describe import described, number
+from promises import PROMISES
 
 NOW = described()
 
@@ -53,6 +56,31 @@ def test_all_that_was_added_is_recorded():
 def test_what_plugins_are_built_on_is_in_it(name):
     assert name in NOW
     assert not [line for line in NOW.values() if " at 0x" in line]
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_no_user_of_the_other_promises_would_break(name):
+    """Toolkit, engine and kit have numbers of their own; additions need no record."""
+    freeze.promised(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("toolkit", "hardpoint_runtime.model_runner.TorchModelRunner.make_sampler"),
+        ("toolkit", "hardpoint_runtime.device.DeviceOps.allocate"),
+        ("engine", "hardpoint_engine.AdmissionPolicy.admit"),
+        ("kit", "hardpoint_conformance.Probe.held_bytes"),
+        ("kit", "hardpoint_conformance.Suite.of"),
+    ],
+)
+def test_what_breaks_another_promise_is_told(monkeypatch, name, broken):
+    now = PROMISES[name].described()
+    now[broken] = now[broken].replace("(", "(more: int, ").replace(", )", ")")
+    promise = evolve(PROMISES[name], described=lambda: now)
+    monkeypatch.setattr(freeze, "PROMISES", {name: promise})
+    with pytest.raises(freeze.Broken, match=f"{re.escape(broken)} was(?s:.*)is frozen under its"):
+        freeze.promised(name)
 
 
 BEFORE = {
