@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from hardpoint.hookspecs import hookimpl
 from hardpoint.records import Operation, PlatformRecord
+from hardpoint.references import resolve
 
 
 @hookimpl
@@ -23,6 +25,5 @@ def hardpoint_platform() -> PlatformRecord:
 @hookimpl
 def hardpoint_operations() -> Sequence[Operation]:
     """Offer the toolkit's kernels, in workers: where they cannot serve, the reason is logged."""
-    from hardpoint_runtime.kernels.offers import kernel_operations
-
-    return kernel_operations("cuda")
+    offers = resolve("hardpoint_runtime.kernels.offers:kernel_operations")
+    return cast("Sequence[Operation]", offers("cuda"))
