@@ -41,15 +41,27 @@ def _module(which):
 @frozen(kw_only=True)
 class Flavour:
     """An executor as the configuration names it, how many workers the tests give it, and its own
-    keys. ``processes``: each worker has a process of its own. ``asks_for_variables``: plugins are
-    asked for the variables of workers.
+    keys. ``processes``: each worker has a process of its own; ``launched``: each rank has one,
+    rank 0 the driver, and asks plugins for its own variables. ``asks_for_variables``: plugins are
+    asked for those of workers.
     """
 
     executor: object
     world_size: int
     keys: Mapping[str, object] = field(factory=dict)
     processes: bool = False
+    launched: bool = False
     asks_for_variables: bool = True
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes there are, the driver's included."""
+        return self.world_size if self.launched else 1 + self.world_size * self.processes
+
+    @property
+    def ranks_asked_for(self) -> range:
+        """Those of whose workers plugins are asked for variables in the driver."""
+        return range((1 if self.launched else self.world_size) * self.asks_for_variables)
 
 
 def multiproc(world_size=2, **keys):
@@ -63,7 +75,7 @@ def launched(world_size):
         executor=f"{LAUNCHED.__name__}:LaunchedExecutor",
         world_size=world_size,
         keys={f"plugins.external_launcher.{key}": value for key, value in keys.items()},
-        asks_for_variables=world_size == 1,
+        launched=True,
     )
 
 

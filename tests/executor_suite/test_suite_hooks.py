@@ -111,7 +111,9 @@ def test_hooks_fire_in_order_in_the_driver_and_in_every_worker(flavour, fired, f
     by_rank = [[what[1:] for what in heard if what[0] == "worker" and what[2] == r] for r in ranks]
     step = by_rank[0][2][2]
     for rank in ranks:
+        own = [("worker_env", rank, 3)] if flavour.launched and rank else []
         assert by_rank[rank] == [
+            *own,
             ("worker_started", rank),
             ("model_loaded", rank),
             ("step_started", rank, step),
@@ -120,7 +122,7 @@ def test_hooks_fire_in_order_in_the_driver_and_in_every_worker(flavour, fired, f
         ]
     assert [what[1:] for what in heard if what[0] == "driver"] == [
         ("configure", True, None),
-        *(("worker_env", rank, 3) for rank in ranks if flavour.asks_for_variables),
+        *(("worker_env", rank, 3) for rank in flavour.ranks_asked_for),
         ("step_started", None, step),
         ("step_finished", None, step, not fails),
     ]
@@ -147,7 +149,7 @@ def test_a_plugin_is_loaded_exactly_once_in_every_process(flavour, fired):
         core.shutdown()
     imports = [what[2] for what in fired() if what[1] == "imported"]
     assert sorted(imports) == sorted(pids)
-    assert len(pids) == (1 + flavour.world_size if flavour.processes else 1)
+    assert len(pids) == flavour.num_processes
 
 
 def pid_of(worker):
