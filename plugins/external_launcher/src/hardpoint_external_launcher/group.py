@@ -75,7 +75,16 @@ class Group:
         self._ended = False
 
     def start(self) -> None:
-        """Meet the others, and build the worker. Raises what kept it from that."""
+        """Meet the others, and build the worker. Raises what kept it from that, which the others
+        are told.
+        """
+        try:
+            self._start()
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+
+    def _start(self) -> None:
         plan, seat = self.plan, self.plan.seat
         leads = plan.settings.driver_only and seat.rank == 0
         if leads:
@@ -113,7 +122,7 @@ class Group:
         if self.peers is not None and not self._leaving:
             self._leaving = True
             self.peers.closing()
-            why = "" if self.failure is None else f"{self.failure}"
+            why = _why(self.failure)
             self.peers.tell(Frame(Kind.LEAVE, parts=[why.encode()]))
         if self.program is not None:
             self.program.end()
@@ -218,6 +227,12 @@ class Group:
         death = WorkerDiedError(rank=self.plan.seat.rank, pid=os.getpid(), exit=None)
         death.__cause__ = error
         self.fail(death)
+
+
+def _why(failure: BaseException | None) -> str:
+    if failure is None or isinstance(failure, HardpointError):
+        return f"{failure or ''}"
+    return f"{type(failure).__name__}: {failure}"
 
 
 def _always(call_id: int) -> bool:

@@ -76,7 +76,7 @@ class Presence:
                 name=str(told["name"])[:80],
                 **numbers,
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except _NO_PRESENCE as error:
             raise ExecutorFailedError(
                 f"what stands in the store for rank {rank} is not its presence: {error!r}"
             ) from None
@@ -85,6 +85,9 @@ class Presence:
         return found
 
 
+_NO_PRESENCE = (
+    ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError,
+)  # fmt: skip
 _NUMBERS = ("rank", "pid", "born", "memory", "board", "seed")
 SEAL = 64
 """Characters of a seal."""

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("hardpoint.executor.external_launcher")
 
+LEAVE_SECONDS = 1.0
+"""For how long a call that another rank left before it answered may still end by an error."""
+
 LOOPED = frozenset({"execute_model", "sample_tokens"})
 """Calls that the resident loop takes."""
 
@@ -54,6 +57,7 @@ class Program(ABC):
         self.calls = calls
         self.codec, self.own = codec, own
         self.fail = fail
+        self._timer: threading.Timer | None = None
         self.call_name = ""
         """What the worker is at."""
 
@@ -73,16 +77,27 @@ class Program(ABC):
         """Another rank ended its part, of its own accord (``reason`` is empty) or because it
         failed.
         """
-        waiting = [
-            gather.call.name for gather in list(self.calls.calls.values()) if rank in gather.silent
-        ]
         if reason:
             self.fail(ExecutorFailedError(f"{self._named(rank)} gave up: {reason}"))
-        elif waiting:
-            self.fail(self._absent(rank, waiting[0]))
+        elif self._waiting_for(rank):
+            # It may have heard first what this rank's own worker is just about to say here.
+            self._timer = threading.Timer(LEAVE_SECONDS, self._missed, (rank,))
+            self._timer.daemon = True
+            self._timer.start()
 
-    def end(self) -> None:  # noqa: B027 - a default, not a slot
+    def end(self) -> None:
         """Serve no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _waiting_for(self, rank: int) -> list[str]:
+        return [
+            gather.call.name for gather in list(self.calls.calls.values()) if rank in gather.silent
+        ]
+
+    def _missed(self, rank: int) -> None:
+        for name in self._waiting_for(rank)[:1]:
+            self.fail(self._absent(rank, name))
 
     def _named(self, rank: int) -> str:
         return f"rank {rank} (pid {self.peers.lines[rank].pid})"
@@ -288,6 +303,7 @@ class FollowerProgram(Program):
 
     def end(self) -> None:
         """Leave the loop, if it is in it, and serve no more."""
+        super().end()
         self.ended.set()
         self._steps.put(None)
 

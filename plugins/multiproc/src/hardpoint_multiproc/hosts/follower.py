@@ -142,9 +142,14 @@ class Follower:
             if self._link.comes(STACK_SECONDS if stacks else _LOOK_S):
                 heard = time.monotonic()
                 message = self._next()
-                if message["op"] == "stop":
-                    return
-                self._obey(message)
+                try:
+                    if message["op"] == "stop":
+                        return
+                    self._obey(message)
+                except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+                    raise ExecutorFailedError(
+                        f"the leader at {self._leader} says what is not understood: {error!r}"
+                    ) from error
             now = time.monotonic()
             if self._link.lost or now - heard > self._peer_timeout:
                 why = "ended" if self._link.lost else f"was not heard for {now - heard:.1f} s"
