@@ -127,7 +127,7 @@ def _assigned(nodes: Iterable[ast.AST], before: str = "") -> Iterator[str]:
 
 
 def signature(function: Any) -> str:
-    """Return the arguments as text, without self and cls; one that may be left out says so by ``=``."""
+    """Return the arguments as text, without self and cls; what may be left out says so by ``=``."""
     parts, starred = [], False
     for name, each in inspect.signature(function).parameters.items():
         if name in ("self", "cls"):
