@@ -123,3 +123,53 @@ def test_a_quota_bounds_the_default_only():
 )
 def test_workers_share_the_cores(workers, shares):
     assert [share_of(FOUR.ids, index, workers) for index in range(workers)] == shares
+
+
+def siblings(*groups: str) -> dict[str, str]:
+    """The kernel's files about cores that are one, as it lists them."""
+    folder = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    return {folder.format(core): f"{group}\n" for group in groups for core in parse_cpus(group)}
+
+
+def test_of_siblings_one_counts(kernel):
+    root = kernel(siblings("0,4", "1,5", "2,6", "3,7"))
+    cores = usable_cores(root, affinity=range(8))
+    assert cores.count == 4
+    assert thread_count(CpuSettings(), cores, {}) == 4
+    assert thread_count(CpuSettings(threads=8), cores, {}) == 8  # it is said
+    assert problems(CpuSettings(threads=8), cores) == []
+    assert usable_cores(root, affinity={0, 4}).count == 1
+    assert usable_cores(root, affinity={4, 5}).count == 2  # their siblings are another's
+    assert chosen_cores(CpuSettings(cpus="0,1,4"), cores).count == 2
+    assert usable_cores(kernel(siblings("0-1", "2-3")), affinity=range(4)).count == 2
+
+
+def test_a_quota_below_the_siblings_counts(v2):
+    files = {**siblings("0,2", "1,3"), "sys/fs/cgroup/user/job/cpu.max": "100000 100000"}
+    assert usable_cores(v2(files), affinity=range(4)).count == 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "shares"),
+    [
+        (2, [(0, 1, 4, 5), (2, 3, 6, 7)]),
+        (3, [(0, 4), (1, 5), (2, 3, 6, 7)]),
+        (4, [(0, 4), (1, 5), (2, 6), (3, 7)]),
+        (8, [(core,) for core in range(8)]),
+    ],
+)
+def test_workers_get_cores_of_their_own(kernel, workers, shares):
+    root = kernel(siblings("0,4", "1,5", "2,6", "3,7"))
+    cores = usable_cores(root, affinity=range(8))
+    found = [cores.share(index, workers) for index in range(workers)]
+    assert [each.ids for each in found] == shares
+    taken = [core for each in found for core in each.ids]
+    assert sorted(taken) == list(range(8))  # nobody shares
+    assert [each.count for each in found] == {
+        2: [2, 2], 3: [1, 1, 2], 4: [1] * 4, 8: [1] * 8
+    }[workers]  # fmt: skip
+
+
+def test_workers_get_parts_of_the_quota():
+    cores = Cores(ids=tuple(range(8)), quota=4.0)
+    assert [cores.share(index, 2).count for index in range(2)] == [2, 2]

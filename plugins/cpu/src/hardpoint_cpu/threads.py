@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, field, frozen
 from hardpoint.records import Problem
 
 from hardpoint_cpu.procfs import ROOT, groups, read, read_int
@@ -19,29 +19,65 @@ MOST_CORES = 1 << 16
 
 @frozen(kw_only=True)
 class Cores:
-    """The cores in this process's cpuset, and how many cores' worth of time a quota leaves it
-    (None: no quota).
+    """The cores in this process's cpuset, as the kernel counts them, and how many cores' worth of
+    time a quota leaves it (None: no quota). ``physical``: core -> the lowest of those that are one
+    core of the hardware (SMT siblings), where it is not itself.
     """
 
     ids: tuple[int, ...]
     quota: float | None = None
+    physical: Mapping[int, int] = field(factory=dict)
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The cores, siblings together."""
+        found: dict[int, list[int]] = {}
+        for core in self.ids:
+            found.setdefault(self.physical.get(core, core), []).append(core)
+        return tuple(map(tuple, found.values()))
 
     @property
     def count(self) -> int:
-        """How many threads can really run at once: never more than the quota, at least one."""
-        most = len(self.ids) if self.quota is None else math.ceil(self.quota)
-        return max(1, min(len(self.ids), most))
+        """How many threads can really run at once: of siblings one, since both would wait for the
+        same arithmetic; never more than the quota, at least one.
+        """
+        physical = len(self.groups)
+        most = physical if self.quota is None else math.ceil(self.quota)
+        return max(1, min(physical, most))
+
+    def share(self, index: int, workers: int) -> Cores:
+        """Return what worker ``index`` of ``workers`` gets: siblings together while there are
+        enough for everyone; an equal part of the quota.
+        """
+        groups = self.groups
+        if workers <= len(groups):
+            start, end = index * len(groups) // workers, (index + 1) * len(groups) // workers
+            ids = tuple(sorted(core for group in groups[start:end] for core in group))
+        else:
+            ids = share_of(self.ids, index, workers)
+        return evolve(self, ids=ids, quota=self.quota and self.quota / workers)
 
 
 def usable_cores(root: Path = ROOT, affinity: Iterable[int] | None = None) -> Cores:
-    """Return the cores of the cpuset (the affinity mask that the kernel keeps within it) and the
-    tightest CPU quota of the control groups.
+    """Return the cores of the cpuset (the affinity mask that the kernel keeps within it), which of
+    them are siblings, and the tightest CPU quota of the control groups.
     """
     ids = os.sched_getaffinity(0) if affinity is None else affinity
     quotas = [
         quota for version, folder in groups("cpu", root) if (quota := _quota(version, folder))
     ]
-    return Cores(ids=tuple(sorted(ids)), quota=min(quotas, default=None))
+    ids = tuple(sorted(ids))
+    physical = {core: _first_sibling(core, root) for core in ids}
+    physical = {core: first for core, first in physical.items() if first != core}
+    return Cores(ids=ids, quota=min(quotas, default=None), physical=physical)
+
+
+def _first_sibling(core: int, root: Path) -> int:
+    path = root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"
+    try:
+        return min(parse_cpus((read(path) or "").strip()))
+    except ValueError:  # the kernel does not tell
+        return core
 
 
 def _quota(version: int, folder: Path) -> float | None:
@@ -71,7 +107,7 @@ def chosen_cores(settings: CpuSettings, cores: Cores) -> Cores:
     if settings.cpus is None:
         return cores
     wanted = set(parse_cpus(settings.cpus))
-    return Cores(ids=tuple(core for core in cores.ids if core in wanted), quota=cores.quota)
+    return evolve(cores, ids=tuple(core for core in cores.ids if core in wanted))
 
 
 def problems(settings: CpuSettings, cores: Cores) -> list[Problem]:

@@ -62,8 +62,7 @@ class CpuWorker(TorchWorker):
         cores = threads.chosen_cores(options, usable)
         workers = self.context.world_size
         if workers > 1:
-            mine = threads.share_of(cores.ids, self.context.local_rank, workers)
-            cores = threads.Cores(ids=mine, quota=cores.quota and cores.quota / workers)
+            cores = cores.share(self.context.local_rank, workers)
         if cores.ids != usable.ids:
             threads.bind(cores.ids)
         count = threads.thread_count(options, cores)
