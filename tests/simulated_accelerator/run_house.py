@@ -115,6 +115,7 @@ def main():
     cpu = run("cpu")
     acme = run_counted()
     from hardpoint_acme import torch_backend
+    from hardpoint_acme.platform import AcmePlatform
 
     report = {
         "cpu": cpu,
@@ -122,9 +123,10 @@ def main():
         "calls": dict(torch_backend.CALLS),
         "module": dict(torch_backend.MODULE),
         "graphs": run_counted(**graphs, max_model_len=64),
-        "controls": controls(),
-        "held": torch_backend.memory_allocated(),
     }
+    AcmePlatform.worker_class = "unit_worker:UnitWorker"
+    report["shared"] = run_counted(**graphs, max_model_len=64)
+    report |= {"controls": controls(), "held": torch_backend.memory_allocated()}
     print(json.dumps(report))
 
 

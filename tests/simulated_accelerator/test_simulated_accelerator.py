@@ -47,9 +47,12 @@ def test_the_host_reads_only_through_the_port(report):
     assert 8 <= report["acme"]["reads_by_port"] <= 8 * 16
 
 
-def test_graphs_replay_on_the_device_with_the_tokens_of_the_host(report):
-    """Decode in FULL graphs, prefill in PIECEWISE ones, and what is longer than any eagerly."""
-    graphs = report["graphs"]
+@pytest.mark.parametrize("classes", ["graphs", "shared"])
+def test_graphs_replay_on_the_device_with_the_tokens_of_the_host(classes, report):
+    """Decode in FULL graphs, prefill in PIECEWISE ones, and what is longer than any eagerly; with
+    the plugin's own worker and runner, and with those that accelerators share.
+    """
+    graphs = report[classes]
     assert graphs["tokens"] == report["cpu"]["tokens"]
     assert graphs["steps"]["FULL"] >= 5
     assert graphs["steps"]["PIECEWISE"] >= 1
