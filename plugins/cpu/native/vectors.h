@@ -49,12 +49,18 @@ inline Vec load(const int8_t* from) {
 }
 template <class T>
 inline Vec load_part(const T* from, int64_t count) {  // the rest is zero
+    if (__builtin_expect(count == LANES, 1)) return load(from);
     T padded[LANES] = {};
     memcpy(padded, from, size_t(count) * sizeof(T));
     return load(padded);
 }
 inline void save(float* to, Vec x) { memcpy(to, &x, sizeof x); }
-inline void save_part(float* to, Vec x, int64_t count) { memcpy(to, &x, size_t(count) * 4); }
+inline void save_part(float* to, Vec x, int64_t count) {
+    if (__builtin_expect(count == LANES, 1))
+        save(to, x);
+    else
+        memcpy(to, &x, size_t(count) * 4);
+}
 inline Vec all(float x) { return x - Vec{}; }
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }  // b, where one is NaN
 inline Vec size_of(Vec x) { return (Vec)((Words)x & 0x7fffffffu); }
