@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -66,20 +67,48 @@ def folders():
     return set(Path("/tmp").glob("hp-ray-*"))
 
 
-@pytest.mark.parametrize("when", [pytest.param("starting", marks=pytest.mark.slow), "running"])
-def test_a_killed_driver_leaves_nothing(drivers, tmp_path, eventually, is_alive, when):
-    before, shared = folders(), set(Path("/dev/shm").iterdir())
-    driver = drivers(tmp_path)
+def shared_by(pids):
+    """Return the files in /dev/shm that are named after one of these processes: others' come and
+    go meanwhile.
+    """
+    named = re.compile(rf"(?<!\d)({'|'.join(map(str, pids))})(?!\d)")
+    return [path for path in Path("/dev/shm").iterdir() if named.search(path.name)]
+
+
+@pytest.mark.parametrize(
+    ("executor", "when"),
+    [
+        ("ray", "running"),
+        pytest.param("ray", "starting", marks=pytest.mark.slow),
+        pytest.param("ray_legacy", "running", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_driver_leaves_nothing(drivers, tmp_path, eventually, is_alive, executor, when):
+    before = folders()
+    driver = drivers(tmp_path, f"executor={executor}")
     driver.line()
     workers = []
     if when == "running":
         workers = driver.line()["workers"]
     else:
         eventually(lambda: folders() - before)
-    own = folders() - before
-    assert own
+    family = driver.family()
+    own = {path for path in folders() - before if whose(path, family)}
+    assert own or when == "starting"
+    assert bool(shared_by(family)) == (executor == "ray_legacy")
     driver.process.kill()
     eventually(lambda: driver.family() == [])
     eventually(lambda: not (own & folders()))
-    assert not any(map(is_alive, workers))
-    assert set(Path("/dev/shm").iterdir()) <= shared
+    eventually(lambda: not any(map(is_alive, workers)))
+    eventually(lambda: shared_by(family) == [])
+
+
+def whose(folder, pids):
+    """Whether one of these processes names a folder in its command."""
+    for pid in pids:
+        try:
+            if str(folder) in " ".join(psutil.Process(pid).cmdline()):
+                return True
+        except psutil.Error:
+            continue
+    return False

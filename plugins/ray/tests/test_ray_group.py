@@ -205,3 +205,35 @@ def test_a_given_group_is_used_as_the_indices_say_and_outlives_the_executor(laun
     ray.util.remove_placement_group(group)
     with pytest.raises(ExecutorFailedError, match="Ray has no such placement group"):
         launcher.start(**{"plugins.ray.placement_group": "absent"})
+
+
+def group_and_bundles(made):
+    """Start two workers where this runs; return their group and bundles, and end them."""
+    executor = made.start()
+    actors = executor._resources.nursery._actors
+    reservation = executor._resources.nursery._reservation
+    found = reservation.group.id.hex(), [actors[rank].seat.bundle for rank in (0, 1)]
+    own = reservation.own
+    executor.shutdown()
+    return *found, own
+
+
+@pytest.mark.slow
+def test_the_group_that_the_driver_runs_in_is_used_and_outlives_the_executor(launcher):
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    group = ray.util.placement_group([{"dummy": 1}, {"CPU": 1}, {"dummy": 1}])
+    assert group.wait(60)
+    inside = PlacementGroupSchedulingStrategy(
+        placement_group=group,
+        placement_group_bundle_index=1,
+        placement_group_capture_child_tasks=True,
+    )
+    driver = ray.remote(num_cpus=1, scheduling_strategy=inside)(group_and_bundles)
+    used, bundles, own = ray.get(driver.remote(launcher), timeout=120)
+    assert used == group.id.hex()
+    assert bundles == [0, 2]
+    assert not own
+    assert ray.util.placement_group_table(group)["state"] == "CREATED"
+    ray.util.remove_placement_group(group)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
-from hardpoint.errors import WorkerDiedError
+from hardpoint.errors import WorkerDiedError, WorkerHungError
 
 SPREAD = {"plugins.ray.strategy": "SPREAD"}
 
@@ -79,6 +81,32 @@ def failure_of(executor):
     while not heard and time.monotonic() < end:
         time.sleep(0.01)
     return heard[0]
+
+
+def test_the_stack_of_a_stuck_worker_of_another_node_is_told(spread):
+    with pytest.raises(WorkerHungError) as caught:
+        spread(**{"plugins.ray.hang_after": 2.0, "plugins.dummy.fail_at": "load@2=hang"})
+    assert caught.value.rank == 2
+    assert "hardpoint_dummy" in str(caught.value) + "".join(getattr(caught.value, "__notes__", ()))
+
+
+def test_what_a_worker_of_another_node_writes_is_shown_at_once_with_its_name(
+    spread, capfd, eventually
+):
+    executor = spread()
+    with Path(f"/proc/{seats_of(executor)[2].where.pid}/fd/2").open("a") as error_stream:
+        error_stream.write("hello from afar\n")
+    said = []
+
+    def shown():
+        captured = capfd.readouterr()
+        said.append(captured.out + captured.err)
+        lines = re.sub(r"\x1b\[\d+m", "", "".join(said)).splitlines()
+        return [line for line in lines if "hello from afar" in line]
+
+    (line,) = eventually(shown)
+    assert re.match(r"\(Worker_2 pid=\d+", line)
+    assert len(executor.check_health()) == 3  # it works on
 
 
 def test_a_shutdown_ends_the_workers_of_every_node(spread, is_alive, eventually):

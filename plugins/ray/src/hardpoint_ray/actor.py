@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import hardpoint
 import ray
 from attrs import evolve, frozen
+from hardpoint_multiproc import descriptors
 
-from hardpoint_ray import handover
+from hardpoint_ray import far_stacks, handover
 
 if TYPE_CHECKING:
     from hardpoint_multiproc.worker_entry import Carriage
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class Whereabouts:
-    """What an actor tells of itself: process, node, version of the core that it has, and resource
-    -> ids of what it was given.
+    """What an actor tells of itself: process, node, version of the core that it has, the descriptor
+    of its memory for stacks, and resource -> ids of what it was given.
     """
 
     pid: int
     node_id: str
     core: str
+    stacks: int
     resources: Mapping[str, tuple[str, ...]]
 
 
@@ -40,6 +42,7 @@ class WorkerActor:
     def __init__(self, title: str) -> None:
         self._title = title
         self.carriage: Carriage | None = None
+        self._stacks = descriptors.memory("stacks")
 
     def __repr__(self) -> str:
         return self._title
@@ -53,6 +56,7 @@ class WorkerActor:
             pid=os.getpid(),
             node_id=context.get_node_id(),
             core=hardpoint.__version__,
+            stacks=self._stacks,
             resources={**given, **{name: each for name, each in ids.items() if each}},
         )
 
@@ -60,7 +64,6 @@ class WorkerActor:
         """Be a worker on the driver's node, by what it hands over at the socket ``name``; return
         the exit code.
         """
-        from hardpoint_multiproc import descriptors
         from hardpoint_multiproc.worker_entry import enter, serve
 
         told, out, *rest = handover.take(name)
@@ -80,6 +83,7 @@ class WorkerActor:
         from hardpoint.rpc.network.lanes import WorkerLane
         from hardpoint.rpc.worker_process import run
 
+        far_stacks.register(self._stacks)
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         rank, channel = packet["rank"], packet["worker"]["channel"]

@@ -25,6 +25,7 @@ from hardpoint_multiproc.output import Output
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from hardpoint_ray import far_stacks
 from hardpoint_ray.actor import Whereabouts, WorkerActor
 from hardpoint_ray.handover import Handover
 from hardpoint_ray.placement import Reservation, Seat
@@ -134,7 +135,7 @@ class Actors:
         self._heard = heard
 
     def tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Start a worker, or signal one; any thread."""
+        """Start a worker, signal one, or ask one on another node for its stacks; any thread."""
         actor = self._actors[message["rank"]]
         if message["op"] == "start":
             resources = actor.where.resources
@@ -148,6 +149,10 @@ class Actors:
             reference.future().add_done_callback(partial(self._over, actor))
         elif message["op"] == "signal":
             self._signal(actor, message["signal"])
+        elif message["op"] == "stack":  # of one on another node
+            where, last = actor.where, message["last"]
+            stacks = far_stacks.asked(where.node_id, where.pid, where.stacks, last=last)
+            stacks.add_done_callback(partial(self._stacks_came, actor, last))
 
     def close(self, within: float) -> None:
         """End every actor that is left, and give everything back. Idempotent."""
@@ -224,6 +229,14 @@ class Actors:
         if self._heard is not None:
             message = {"op": "exited", "rank": actor.seat.rank, "exit": code, "cause": error}
             self._heard(message, [])
+
+    def _stacks_came(self, actor: _Actor, last: bool, future: Any) -> None:
+        """Tell of them; end the worker if these are its ``last``. Called by Ray, as above."""
+        if future.exception() is None and self._heard is not None:
+            message = {"op": "stack", "rank": actor.seat.rank, "text": future.result()}
+            self.loop.call(partial(self._heard, message, []))
+        if last:
+            self.loop.call(partial(self._kill, actor))
 
     def _signal(self, actor: _Actor, signum: int) -> None:
         if signum == signal.SIGKILL:

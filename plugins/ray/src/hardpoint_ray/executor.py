@@ -19,10 +19,15 @@ if TYPE_CHECKING:
     from hardpoint.platform import Platform
     from hardpoint.records import Listener
     from hardpoint.registry import Registry
+    from hardpoint.rpc.supervision import Supervisor
+    from hardpoint_multiproc.settings import MultiprocSettings
 
     from hardpoint_ray.metrics import StepMetrics
     from hardpoint_ray.placement import Seat
     from hardpoint_ray.start import Crew
+
+STACK_SECONDS_AWAY = 15.0
+"""For how long a worker's stack is awaited: Ray may have to start a process on its node to ask."""
 
 
 class RayExecutor(MultiprocExecutor):
@@ -80,6 +85,11 @@ class RayExecutor(MultiprocExecutor):
             self._metrics = StepMetrics()
             self.register_failure_callback(self._metrics.failed)
         self.bring_up(start.resources, start.watching, start.call, start.plans, lambda: PLAIN)
+
+    def _supervisor(self, settings: MultiprocSettings) -> Supervisor:
+        made = super()._supervisor(settings)
+        made.stack_wait = STACK_SECONDS_AWAY
+        return made
 
     def _crew(self, seats: Sequence[Seat]) -> Crew:
         """Return what actors there are to be, now that it is known where."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ray.dag import DAGContext
@@ -50,6 +52,8 @@ class GraphActor(WorkerActor):
         self, title: str, *, answers: bool, carries: bool, most: int | None = None
     ) -> None:
         super().__init__(title)
+        with suppress(ImportError):  # as Ray's thread does it, were it not done by then
+            importlib.import_module("torch")
         self.carriage = GraphCarriage(answers=answers, carries=carries, most=most)
         if most is not None:
             DAGContext.get_current().buffer_size_bytes = most + OVERHEAD

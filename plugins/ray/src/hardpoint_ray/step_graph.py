@@ -181,9 +181,14 @@ def compiled(actors: Sequence[Any], shape: Shape) -> Any:
                 actors[rank].step.bind(*given) for rank, given in zip(stage, inputs, strict=True)
             ]
         graph = MultiOutputNode(before)
-    return graph.experimental_compile(
+    made = graph.experimental_compile(
         _submit_timeout=FOR_EVER, _max_inflight_executions=shape.depth + 1
     )
+    # Ray 2.60 registers the driver at the first read, or when the graph ends, and aborts the driver
+    # if the actor whose channel it is has gone by then. To go when ``start`` of its reader does it.
+    for channel in made.dag_output_channels:
+        channel.ensure_registered_as_reader()
+    return made
 
 
 def shape_of(world_size: int, stages: int, depth: int, output_rank: int) -> Shape:
