@@ -18,6 +18,7 @@ import errors
 import hooks
 import lifecycle
 import suites
+import support
 import tables
 from attrs import NOTHING, Attribute, Factory, fields, has
 
@@ -30,6 +31,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "capabilities": tables.capabilities,
     "stages": tables.stages,
     "numbers": tables.numbers,
+    "support_levels": support.levels,
+    "support_results": support.results,
     "suites": suites.sections,
     "mutants": suites.mutants,
     "hooks": hooks.summary,
