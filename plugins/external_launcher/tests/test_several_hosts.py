@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hardpoint.rpc.network import key_file
@@ -65,7 +67,9 @@ def told(ranks, size):
 
 
 def test_ranks_of_two_hosts_are_one_group(hosts, launch):
-    lines = told(hosts("generate", 2), 2)
+    ranks = hosts("generate", 2)
+    lines = told(ranks, 2)
+    assert ["neither encrypt" in ranks.error(rank) for rank in (0, 1)] == [True, False]
     assert [each[:3] for each in lines] == [lines[0][:3]] * 2
     places = [{host for host, _ in json.loads(each[3])} for each in lines]
     assert places == [{ADDRESSES[0]}, {ADDRESSES[1]}], "each rank listens at its own address"
@@ -160,6 +164,38 @@ def test_another_key_file_is_another_group(hosts, tmp_path):
     for rank in (0, 1):
         assert f"rank {1 - rank} is not sealed by this rank's key file" in ranks.out(rank)
     assert (tmp_path / "key").exists(), "a file that was there stays"
+
+
+def probe():
+    """The noting of unpicklers that the suite of executors uses."""
+    path = Path(__file__).parents[3] / "tests" / "executor_suite" / "test_suite_never.py"
+    spec = importlib.util.spec_from_file_location("suite_never_probe", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.PROBE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [(), (DRIVER,)], ids=["same program", "driver"])
+def test_no_rank_unpickles_anything(hosts, tmp_path, monkeypatch, mode):
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(probe())
+    paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    found = {}
+    for pickling in ("never", "local"):
+        monkeypatch.setenv("UNPICKLED", str(tmp_path / pickling))
+        ranks = hosts("steps", 2, *mode, f'rpc.pickle="{pickling}"')
+        told(ranks, 2)
+        notes = [line.split() for line in (tmp_path / pickling).read_text().splitlines()]
+        for rank in (0, 1):
+            pid = str(ranks.processes[rank].pid)
+            found[pickling, rank] = [what for process, what in notes if process == pid]
+    assert found["never", 0] == found["never", 1] == ["begun"]
+    assert len(found["local", 0]) > 1, "the control: what stays in a process is pickled there"
+    if mode:  # else rank 1 makes every call itself
+        assert found["local", 1] == ["begun"]
 
 
 COMMAND = "import sys; from hardpoint.cli import main; sys.exit(main(sys.argv[1:]))"

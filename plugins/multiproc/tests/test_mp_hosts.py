@@ -104,7 +104,7 @@ def family(pid):
         return []
 
 
-def test_the_workers_of_two_hosts_are_one_group(cluster, launcher):
+def test_the_workers_of_two_hosts_are_one_group(cluster, launcher, caplog):
     follower = cluster.follow()
     executor = launcher.start(workers=3, **cluster.keys())
     health = executor.check_health()
@@ -120,6 +120,8 @@ def test_the_workers_of_two_hosts_are_one_group(cluster, launcher):
     assert not cluster.key_file.exists()
     assert not family(pids[2])
     assert "ranks here: 2" in cluster.said(follower)
+    (told,) = [each for each in caplog.messages if "neither encrypt" in each]
+    assert told.endswith(f"{LEADER}, {OTHER}"), "who is to be kept apart is told, once"
 
 
 def test_nothing_listens_but_what_is_told_and_no_key_is_seen(cluster, launcher):

@@ -237,6 +237,7 @@ class Abroad:
         elif kind == DATA:
             way.untaken += data
             if len(way.untaken) > WINDOW:  # it does not keep to what is agreed
+                self._put(way, END)
                 self._lose(way)
         elif kind == TAKEN and len(data) == 8:
             way.sent = max(0, way.sent - int.from_bytes(data, "little"))

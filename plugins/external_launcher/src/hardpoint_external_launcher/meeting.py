@@ -5,6 +5,7 @@ lines of their own.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import secrets
 import socket
@@ -28,6 +29,8 @@ from hardpoint_external_launcher.store import Store
 
 if TYPE_CHECKING:
     from hardpoint_external_launcher.abroad import Abroad
+
+_logger = logging.getLogger("hardpoint.executor.external_launcher")
 
 LARGEST_SEED = 2**56
 
@@ -190,8 +193,10 @@ def _go_abroad(seat: Seat, company: Company, lines: Mapping[int, Line]) -> None:
             "not there.",
         )
         raise config_error([problem])
-    from hardpoint.rpc.network.hub import rendezvous_file
+    from hardpoint.rpc.network.hub import OPEN_TENSORS, rendezvous_file
 
+    if seat.rank == 0:
+        _logger.warning(OPEN_TENSORS, ", ".join(sorted({each.name for each in presences})))
     abroad.begin(seat.rank, {each.rank: each.door for each in presences}, lines)
     store = abroad.towards(presences[0].door)
     old = company.memory

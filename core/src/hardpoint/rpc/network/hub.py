@@ -30,6 +30,14 @@ _T = TypeVar("_T")
 CALLS, CONTROL = "calls", "control"
 RENDEZVOUS = "network:"
 """What the address of a rendezvous begins with that is a file with the data of a store."""
+OPEN_TENSORS = (
+    "what workers of several hosts compute together is exchanged by the platform's collective "
+    "library, which may neither encrypt nor ask who comes (gloo does not): keep the network "
+    "between these hosts to themselves: %s"
+)
+"""What is logged once, as a warning, when a group over several hosts starts: with their
+addresses.
+"""
 
 
 class Hub:

@@ -15,7 +15,7 @@ from hardpoint.errors import HardpointError
 from hardpoint.records import Problem
 from hardpoint.rpc.network.addresses import explicit, split
 from hardpoint.rpc.network.bounds import Bounds
-from hardpoint.rpc.network.hub import codec_across
+from hardpoint.rpc.network.hub import OPEN_TENSORS, codec_across
 from hardpoint.rpc.network.key_file import read_or_write
 
 from hardpoint_multiproc.hosts import handshake
@@ -122,6 +122,7 @@ def spread(
     """Return what the group holds, and the plans of all workers as this host's own would be
     started.
     """
+    executor.logger.warning(OPEN_TENSORS, ", ".join(dict.fromkeys(hosts.addresses(plan.host))))
     declared = variables_of(executor)
     places = [place for ranks in plan.ranks for place in range(len(ranks))]
     plans, abroad = (
