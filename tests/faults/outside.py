@@ -57,15 +57,20 @@ def listeners(pids: list[int]) -> list[str]:
 
 
 def holders(paths: list[str]) -> dict[str, set[str]]:
-    """Return path -> the markers of the living processes that have it open or mapped ("": none)."""
+    """Return path -> the markers of the living processes that have it open or mapped ("": none).
+    By inode: a semaphore is mapped under another name than it has, which is gone.
+    """
     found: dict[str, set[str]] = {path: set() for path in paths}
+    inodes = {inode_of(path): path for path in paths}
     for folder in Path("/proc").iterdir() if paths else ():
         if not folder.name.isdigit():
             continue
         try:
-            maps = (folder / "maps").read_text()
-            links = {str(link.readlink()) for link in (folder / "fd").iterdir()}
-            held = [path for path in paths if path in links or path in maps]
+            maps = (folder / "maps").read_text().splitlines()
+            inside = {int(line.split()[4]) for line in maps if SHARED in line}
+            links = list((folder / "fd").iterdir())
+            inside |= {inode_of(link) for link in links if SHARED in str(link.readlink())}
+            held = [path for inode, path in inodes.items() if inode in inside - {-1}]
             variables = (folder / "environ").read_bytes().split(b"\0") if held else []
         except OSError:
             continue
@@ -73,6 +78,14 @@ def holders(paths: list[str]) -> dict[str, set[str]]:
         for path in held:
             found[path].add(own.partition(b"=")[2].decode())
     return found
+
+
+def inode_of(path: str | Path) -> int:
+    """Return the number of a file; -1 where it is gone."""
+    try:
+        return Path(path).stat().st_ino
+    except FileNotFoundError:
+        return -1
 
 
 class SharedMemory(threading.Thread):

@@ -12,7 +12,20 @@ import pytest
 from fault_groups import settle
 from outside import SHARED, VARIABLE, SharedMemory, look
 
-HOLD = "import sys; held = open(sys.argv[1], 'x'); print('there', flush=True); sys.stdin.read()"
+HOLD = """
+import mmap, os, sys
+name, how = sys.argv[1:]
+made = os.open(name + "-new", os.O_CREAT | os.O_EXCL | os.O_RDWR)
+os.truncate(made, 4096)
+held = mmap.mmap(made, 4096) if how == "mapped" else None
+os.link(name + "-new", name)
+os.unlink(name + "-new")
+if held:
+    os.close(made)
+print("there", flush=True)
+sys.stdin.read()
+"""
+"""Holds a name as it has it open, or as semaphores are held: mapped under a name that is gone."""
 
 
 @pytest.fixture
@@ -24,8 +37,9 @@ def memory():
     watching.join()
 
 
+@pytest.mark.parametrize("how", ["open", "mapped"])
 @pytest.mark.parametrize("whose", ["ours", "another run's", "nobody's"])
-def test_a_name_in_shared_memory_is_left_by_who_had_it(memory, whose):
+def test_a_name_in_shared_memory_is_left_by_who_had_it(memory, whose, how):
     marker, name = uuid.uuid4().hex, f"{SHARED}/hp-faults-{uuid.uuid4().hex}"
     kept = {key: value for key, value in os.environ.items() if key != VARIABLE}
     own = {"ours": marker, "another run's": uuid.uuid4().hex}
@@ -36,8 +50,8 @@ def test_a_name_in_shared_memory_is_left_by_who_had_it(memory, whose):
         return name in look(memory, marker, [SHARED], known)["files"]
 
     holder = subprocess.Popen(
-        [sys.executable, "-I", "-c", HOLD, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        env=environment,
+        [sys.executable, "-I", "-c", HOLD, name, how], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, env=environment,
     )  # fmt: skip
     try:
         assert holder.stdout.readline() == b"there\n"
