@@ -197,6 +197,7 @@ def looping():
         say("ranks", json.dumps(llm.collective_rpc(rank_of)))
         say("after", executor.parallel_worker_tasks)
         say("same", json.dumps(first == second))
+        say("tokens", json.dumps(first))
         say("older", older_tokens(executor))
         say("spans", json.dumps(executor._run_workers(span, max_concurrent_workers=1)))
         (others,) = executor._run_workers(rank_of, async_run_tensor_parallel_workers_only=True)

@@ -20,10 +20,24 @@ def test_the_loop_serves_steps_and_ends_for_everything_else(launch):
     assert told["ranks"] == "[0, 1, 2]"
     assert told["after"] == "None"
     assert json.loads(told["same"]) is True
+    alone = launch("tokens_of_one", 1)
+    assert alone.wait() == [0]
+    assert json.loads(told["tokens"]) == json.loads(alone.out(0)), "as of one rank (row V1)"
     assert told["older"] == "8", "eight tokens by the older API's steps"
     spans = json.loads(told["spans"])
     assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
     assert told["parts"] == "[None, 1, 2]"
+
+
+def test_calls_keep_their_timeout_and_their_errors(launch):
+    """Row V9, where the older API drops the timeout."""
+    ranks = launch("failing", 2, DRIVER)
+    assert ranks.wait() == [0, 0], [ranks.error(rank) for rank in range(2)]
+    error, late, tokens, pending = ranks.out(0).splitlines()
+    assert error == "1 KeyError 'of this rank'"
+    assert late == "late True"
+    assert len(json.loads(tokens)) == 3
+    assert pending == "1", "the resident loop itself, and nothing else"
 
 
 def test_what_a_looping_worker_raises_is_the_steps_and_the_loops(launch):
