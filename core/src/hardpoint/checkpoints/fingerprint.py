@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from hardpoint.checkpoints.files import open_regular
+from hardpoint.checkpoints.identification import DUMMY
 from hardpoint.errors import CheckpointError
 
 SMALL: Final = 1 << 20
@@ -35,7 +36,7 @@ def fingerprint(path: Path, model_format: str) -> dict[str, str]:
     """Return name -> size and digest of each file of the model at ``path``, as its description has
     it; nothing where weights are made up (``dummy``). Raises CheckpointError.
     """
-    if model_format == "dummy":
+    if model_format == DUMMY:
         return {}
     if not path.is_dir():
         return {path.name: _file(path)}
