@@ -17,7 +17,7 @@ from hardpoint.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheTensor
 from hardpoint.messages import NewRequestData, SchedulerOutput
 from hardpoint.sampling_params import SamplingParams
 
-pytestmark = pytest.mark.usefixtures("session")
+pytestmark = [pytest.mark.usefixtures("session"), pytest.mark.slow]
 
 NOTICED = 2.0
 """Seconds from an actor's end to the error, on a machine with nothing beside."""
@@ -41,7 +41,6 @@ CELLS = [
     ("raise", "step", RemoteError),
     ("memory_error", "step", RemoteError),
 ]
-QUICK = [("ray_legacy", "kill", "step")]
 
 
 def plans(executor):
@@ -97,11 +96,7 @@ def actors_below(pid):
 
 @pytest.mark.parametrize(
     ("executor", "kind", "point", "expected"),
-    [
-        pytest.param(name, *cell, marks=() if (name, *cell[:2]) in QUICK else pytest.mark.slow)
-        for name in ("ray", "ray_legacy")
-        for cell in CELLS
-    ],
+    [(name, *cell) for name in ("ray", "ray_legacy") for cell in CELLS],
 )
 def test_a_fault_on_the_last_rank(launcher, executor, kind, point, expected, eventually):
     import ray
@@ -128,7 +123,6 @@ def test_a_fault_on_the_last_rank(launcher, executor, kind, point, expected, eve
     eventually(lambda: actors_below(os.getpid()) == [])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["ray", "ray_legacy"])
 def test_an_actor_that_ray_kills_is_noticed_in_time_with_its_cause(launcher, executor):
     import ray

@@ -83,6 +83,7 @@ def failure_of(executor):
     return heard[0]
 
 
+@pytest.mark.slow
 def test_the_stack_of_a_stuck_worker_of_another_node_is_told(spread):
     with pytest.raises(WorkerHungError) as caught:
         spread(**{"plugins.ray.hang_after": 2.0, "plugins.dummy.fail_at": "load@2=hang"})
@@ -90,6 +91,7 @@ def test_the_stack_of_a_stuck_worker_of_another_node_is_told(spread):
     assert "hardpoint_dummy" in str(caught.value) + "".join(getattr(caught.value, "__notes__", ()))
 
 
+@pytest.mark.slow
 def test_what_a_worker_of_another_node_writes_is_shown_at_once_with_its_name(
     spread, capfd, eventually
 ):
