@@ -130,6 +130,18 @@ def test_nothing_is_taken_from_under_work_that_goes_on(device):
     assert x.tolist() == [2.0] * 4
 
 
+def test_memory_goes_back_when_the_work_of_tensors_that_are_gone_is_done(device, caplog):
+    device.empty_cache()
+    before = MEMORY.mapped
+    with device.pool("weights"):
+        x = torch.ones(4, device=ORDERED)
+    assert MEMORY.mapped > before
+    x.add_(1)
+    del x
+    device.empty_cache()
+    assert (MEMORY.mapped, caplog.records) == (before, [])
+
+
 def test_pools_outlive_the_port_as_long_as_a_tensor_does(device):
     port = type(device)()
     with port.pool("weights"):

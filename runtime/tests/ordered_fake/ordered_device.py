@@ -21,7 +21,7 @@ import weakref
 
 import torch
 from ordered_graph import Graph
-from ordered_memory import MEMORY, MemPool
+from ordered_memory import MEMORY, RANGES, MemPool, OrderedVirtualMemory
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 NAME = "ordered"
@@ -132,6 +132,8 @@ class Device:
     def begin(self):
         """Make the device as new."""
         self.__init__()
+        for each in RANGES.values():
+            each.points.clear()
         self.current = self.default = Stream("default stream")
 
     def knows(self, point):
@@ -187,6 +189,9 @@ class History:
 
     def __del__(self):
         MEMORY.give_back(self.num_bytes, self.range is not None)
+        if self.range is not None:
+            points = [*self.reads.items(), *([self.written] if self.written else ())]
+            merge(self.range.points, {s: n for s, n in points if s in DEVICE.streams})
 
     def grow(self, num_bytes):
         """The memory is of ``num_bytes`` now."""
@@ -199,10 +204,7 @@ class History:
 
     def require_done(self, what):
         """Raise unless the host knows that all work on the memory is done."""
-        points = [*self.reads.items(), *([self.written] if self.written else ())]
-        for point in points:
-            if not DEVICE.knows(point):
-                raise OrderError(f"{what} while work on {point[0].name} may still use it")
+        require_known([*self.reads.items(), *([self.written] if self.written else ())], what)
 
     def read(self, stream, number, what):
         self.require_mapped(what)
@@ -240,6 +242,15 @@ class History:
                     f"the host changes ({what}) page-locked memory that a copy on {point[0].name} "
                     "may still read"
                 )
+
+
+def require_known(points, what):
+    for point in points:
+        if not DEVICE.knows(point):
+            raise OrderError(f"{what} while work on {point[0].name} may still use it")
+
+
+OrderedVirtualMemory.require_known = staticmethod(require_known)
 
 
 # Copies.

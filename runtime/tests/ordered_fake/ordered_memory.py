@@ -155,6 +155,10 @@ class Range:
         self.address, self.num_bytes = address, num_bytes
         self.mapped = False
         self.histories = weakref.WeakSet()
+        self.points = {}  # how far work on tensors that are gone goes, by stream
+
+    def require_done(self):
+        """Raise unless the host knows that work on tensors which are gone is done."""
 
 
 RANGES = {}
@@ -162,6 +166,8 @@ RANGES = {}
 
 class OrderedVirtualMemory(HostVirtualMemory):
     """Real pages; taken away only when all work on them is known to be done."""
+
+    require_known = None  # set by ordered_device
 
     def reserve(self, num_bytes):
         address = super().reserve(num_bytes)
@@ -181,6 +187,7 @@ class OrderedVirtualMemory(HostVirtualMemory):
     def unmap(self, address, num_bytes):
         for history in RANGES[address].histories:
             history.require_done("memory is taken from under it")
+        self.require_known(RANGES[address].points.items(), "memory is taken from under it")
         super().unmap(address, num_bytes)
         MEMORY.mapped -= num_bytes
         RANGES[address].mapped = False
