@@ -84,6 +84,13 @@ def test_plugins_says_which_platforms_are_not_usable_here_and_why(shell, site):
     assert (asked["available"], asked["verdict"]) == (None, None)
 
 
+def test_a_slow_probe_is_nothing_that_the_list_tells(shell, site):
+    site.platform("acme", probe="import time; time.sleep(0.3)")
+    done = shell("plugins")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "the probe of" in shell("doctor").stderr  # the doctor does
+
+
 def test_plugins_as_a_table(shell, site):
     site.platform("acme")
     site.plugin("extension", "broken", source="raise ImportError('two\\nlines')")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -27,7 +29,8 @@ def plugins(as_json: bool, no_load: bool) -> None:
     from hardpoint.registry import Registry
 
     registry = Registry.discover(load_config(), diagnosis=True)
-    rows = [_row(registry, kind, index, load=not no_load) for kind, index in _order(registry)]
+    with _unsaid():
+        rows = [_row(registry, kind, index, load=not no_load) for kind, index in _order(registry)]
     if as_json:
         print_json({"plugins": rows})
         return
@@ -43,6 +46,18 @@ def plugins(as_json: bool, no_load: bool) -> None:
         cells["state"] = "unavailable" if hindered else row["state"]
         table.append(tuple(cells[head] or "-" for head in heads))
     click.echo(columns(table))
+
+
+@contextlib.contextmanager
+def _unsaid() -> Iterator[None]:
+    """Keep the log quiet of what the list itself says, and of how long probes take."""
+    logger = logging.getLogger("hardpoint.registry")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _order(registry: Any) -> list[tuple[str, int]]:
