@@ -35,6 +35,8 @@ TARGETS = {
     "gfx1100": (GPUTarget("hip", "gfx1100", 32), 64 * KIB),
 }
 """Devices, and the shared memory that one program may have there."""
+SCALARS = 8
+"""Scalar registers of which one program may have more than there are, where vectors hold them."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SMALL_INTEGERS = {
     "num_rows", "num_tokens", "table_stride", "block_words", "key_token", "key_head", "value_token",
@@ -224,8 +226,11 @@ def compile_case(case: Case, target_name: str) -> Report:
 def _spills(asm, target) -> tuple[int, ...]:
     """Return spilled scalar and vector registers, or bytes of spill stores and loads."""
     if "amdgcn" in asm:
-        pattern = r"\.(?:[sv]gpr_spill_count|private_segment_fixed_size): *(\d+)"
-        return tuple(map(int, re.findall(pattern, asm["amdgcn"])))
+        pattern = r"\.(private_segment_fixed_size|sgpr_spill_count|vgpr_spill_count): *(\d+)"
+        counts = {name: int(number) for name, number in re.findall(pattern, asm["amdgcn"])}
+        # A few scalars may move to lanes of vector registers, which is no memory.
+        counts["sgpr_spill_count"] = max(0, counts["sgpr_spill_count"] - SCALARS)
+        return tuple(counts.values())
     from triton.backends.nvidia.compiler import get_ptxas
 
     name = re.search(r"\.target (\w+)", asm["ptx"]).group(1)
