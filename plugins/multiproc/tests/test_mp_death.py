@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -73,6 +76,23 @@ def test_an_exit_is_told_with_its_code_and_the_last_lines(launcher, capfd):
     assert "exited with code 7\n" in str(caught.value)
 
 
+def become(worker, rank):
+    if worker.context.rank == rank:
+        os.execv("/bin/sleep", ["sleep", "1000"])
+
+
+@pytest.mark.parametrize("start", START)
+def test_a_worker_that_becomes_another_program_is_one_that_died(launcher, pids, start):
+    """Its process lives on, and is ended; nobody waits until it has been silent for long."""
+    executor = launcher.start(**{"plugins.mp.start": start})
+    victim = psutil.Process(pids(executor)[1])
+    error = executor.collective_rpc(become, args=(1,), non_block=True).exception(50)
+    assert isinstance(error, WorkerDiedError)
+    assert (error.rank, error.pid, error.exit) == (1, victim.pid, None)
+    assert "as after `exec`" in str(error.__cause__)
+    victim.wait(50)
+
+
 def crash(worker):
     import ctypes
 
@@ -132,13 +152,37 @@ def test_a_driver_killed_while_it_starts_leaves_nothing(drivers, eventually, sta
     eventually(lambda: driver.family() == [], 10)
 
 
+def named_memory(pids):
+    """What of shared memory with a name these processes have open or mapped. Names that are in
+    /dev/shm without them are other programs'.
+    """
+    found = set()
+    for pid in pids:
+        folder = Path(f"/proc/{pid}")
+        held = [line.partition("/")[2] for line in (folder / "maps").read_text().splitlines()]
+        for link in (folder / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the one that lists them
+                held.append(str(link.readlink())[1:])
+        found |= {path for path in held if path.startswith("dev/shm/")}
+    return found
+
+
+def test_named_memory_is_seen():
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="hp-test-") as file:
+        assert named_memory([os.getpid()]) == {file.name[1:]}
+        file.truncate(4096)
+        with mmap.mmap(file.fileno(), 4096):
+            file.close()
+            assert {name.split()[0] for name in named_memory([os.getpid()])} == {file.name[1:]}
+    assert named_memory([os.getpid()]) == set()
+
+
 def test_no_memory_and_no_socket_has_a_name(drivers, tmp_path):
-    before = set(Path("/dev/shm").iterdir())
     driver = drivers("busy", TMPDIR=str(tmp_path))
     for _ in range(4):
         said = driver.line()
     family = driver.family()
-    assert set(Path("/dev/shm").iterdir()) <= before
+    assert named_memory(family) == set()
     assert list(tmp_path.iterdir()) == []
     for pid in family:
         for connection in psutil.Process(pid).net_connections(kind="all"):
@@ -210,12 +254,11 @@ def test_only_our_processes_are_signalled(launcher, pids):
 
 def test_ten_crashes_leave_room_for_an_eleventh(drivers, eventually):
     """Case B5: what one run takes has no name, so it ends with the last process that holds it."""
-    before = set(Path("/dev/shm").iterdir())
     for _ in range(10):
         driver = drivers("idle")
         driver.line(), driver.line(), driver.line()
+        assert named_memory(driver.family()) == set()
         driver.kill()
         eventually(lambda driver=driver: driver.family() == [])
-    assert set(Path("/dev/shm").iterdir()) <= before
     driver = drivers("shutdown")
     assert [list(driver.line()) for _ in range(4)][-1] == ["closed"]

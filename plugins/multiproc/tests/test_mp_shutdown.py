@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hardpoint.errors import ExecutorFailedError
-from hardpoint_multiproc.group import shares
+from hardpoint_multiproc.shutdown_time import shares
 
 START = ["nursery", "plain"]
 

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 LONGEST_MESSAGE = 1 << 16
@@ -73,3 +74,11 @@ def contents(fd: int) -> bytes:
         parts.append(part)
         got += len(part)
     return b"".join(parts)
+
+
+def has_memory(pid: int) -> bool:
+    """Return whether a process is not about to end: that gives its memory back before its files."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False

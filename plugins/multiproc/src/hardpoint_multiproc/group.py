@@ -43,6 +43,7 @@ from hardpoint_multiproc.loading_watch import LoadingWatch
 from hardpoint_multiproc.loop import left_until
 from hardpoint_multiproc.nursery_process import NurseryProcess, end_group, how_ended
 from hardpoint_multiproc.settings import START_TIMEOUT
+from hardpoint_multiproc.shutdown_time import shares
 from hardpoint_multiproc.signals import LAST_STACK_SIGNAL, STACK_SIGNAL
 from hardpoint_multiproc.start_choice import PLAIN
 
@@ -53,6 +54,9 @@ STACK_SECONDS = 0.02
 
 EXIT_SECONDS = 0.3
 """How long the nursery's word on a dead worker's exit is awaited."""
+
+LEFT_SECONDS = 0.5
+"""How long the end of a process that closed its control lane is awaited: it comes in a moment."""
 
 
 @define(eq=False)
@@ -100,6 +104,8 @@ class _Worker:
     """What the one who started it says of its end."""
     exit_until: float = math.inf
     """Until when its exit status is awaited."""
+    left_until: float = math.inf
+    """Until when the end of a process is awaited that has closed its control lane."""
     stack_from: int = -1
     """Where in the memory of stacks the one that was asked for begins; -1: none was."""
     stack_size: int = 0
@@ -213,6 +219,7 @@ class WorkerGroup:
         reports, open_ = worker.lane.reports()
         if not open_:
             self._nursery.loop.forget(worker.lane.fileno())
+            worker.left_until = time.monotonic() + LEFT_SECONDS
         for report in reports:
             self._report(worker, report, time.monotonic())
 
@@ -241,10 +248,27 @@ class WorkerGroup:
         self._nursery.loop.forget(worker.pidfd)
         worker.exit_until = time.monotonic() + self._exit_seconds
 
+    def _left(self, worker: _Worker) -> None:
+        """The process lives and is no worker any more: by ``exec`` it became something else."""
+        worker.left_until = math.inf
+        if worker.pidfd < 0 or worker.exit_until < math.inf or self._closing:
+            return  # of another host; it has ended and how is awaited; or it may leave
+        rank, now = worker.launch.rank, time.monotonic()
+        if not descriptors.has_memory(worker.pid):
+            worker.left_until = now + LEFT_SECONDS
+            return
+        lines = self._nursery.output.last_lines(rank)
+        cause = ExecutorFailedError(
+            f"the process of worker rank {rank} closed all that ties it to its driver and runs on, "
+            "as after `exec`; it is ended"
+        )
+        self._judge(lambda judge: judge.exited(rank, None, now, lines, cause))
+        self._signal(worker, signal.SIGKILL)
+
     def _ended(self, worker: _Worker) -> None:
         if worker.gone:
             return
-        worker.gone, worker.exit_until = True, math.inf
+        worker.gone, worker.exit_until, worker.left_until = True, math.inf, math.inf
         if worker.pidfd >= 0:
             self._nursery.loop.forget(worker.pidfd)
         self._listen_last(worker)
@@ -289,7 +313,9 @@ class WorkerGroup:
         for worker in self._workers:
             if now >= worker.exit_until:
                 self._ended(worker)
-            due = min(due, worker.exit_until, self._look_for_stack(worker, now))
+            if now >= worker.left_until:
+                self._left(worker)
+            due = min(due, worker.exit_until, worker.left_until, self._look_for_stack(worker, now))
         with self._lock:
             next_tick = self._supervisor.next_tick()
         if now >= next_tick:
@@ -472,17 +498,3 @@ class WorkerGroup:
             pidfd, worker.pidfd = worker.pidfd, -1
             descriptors.close([pidfd] if pidfd >= 0 else ())
         self._workers = []
-
-
-def shares(now: float, deadline: float, *, failed: bool) -> tuple[float, float]:
-    """Return when SIGTERM and when SIGKILL is due, for a shutdown that may last from ``now`` to
-    ``deadline`` (monotonic s).
-
-    Nearly all of the time is the workers' own: one that needs less than the deadline to shut down
-    finishes. Of a group that has failed, nobody waits for much.
-    """
-    span = max(0.0, deadline - now)
-    if failed:
-        span = min(span, 1.0)
-    kill = now + span - min(0.3, 0.1 * span)
-    return kill - min(0.7, 0.2 * span), kill
