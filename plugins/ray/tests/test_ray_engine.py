@@ -32,7 +32,7 @@ SHAPES = [
     (1, 2, "STRICT_PACK"),
     (2, 2, "SPREAD"),
 ]
-QUICK = [("ray", 3, 1, "SPREAD"), ("ray_legacy", 1, 2, "STRICT_SPREAD")]
+QUICK = [("ray", 3, 1, "SPREAD")]
 
 
 @pytest.mark.parametrize(
