@@ -36,6 +36,29 @@ def test_matrices_lie_next_to_each_other_from_the_first_large_page_on():
     assert not second.any()
 
 
+def flags_at(address: int) -> set[str]:
+    """Return the kernel's flags of the mapping that an address is in."""
+    inside, flags = False, set()
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if "-" in first and ":" not in first:
+            low, high = (int(each, 16) for each in first.split("-"))
+            inside = low <= address < high
+        elif inside and first == "VmFlags:":
+            flags = set(rest)
+    return flags
+
+
+@pytest.mark.skipif(
+    not large_pages.can_be_had(large_pages.LEAST), reason="not executed: the kernel gives none"
+)
+def test_the_kernel_is_asked_for_large_pages_of_private_memory():
+    (memory,) = large_pages.allocate([large_pages.LEAST])
+    assert {"hg", "sh"} & flags_at(memory.data_ptr()) == {
+        "hg"
+    }  # shared memory has rules of its own
+
+
 @pytest.fixture
 def wanted(monkeypatch):
     monkeypatch.setattr(large_pages, "can_be_had", lambda num_bytes: True)

@@ -39,7 +39,7 @@ def allocate(sizes: Sequence[int]) -> list[Tensor]:
     for size in sizes:
         starts.append(end)
         end += -(-size // ALIGNMENT) * ALIGNMENT
-    memory = mmap.mmap(-1, end + SIZE)
+    memory = mmap.mmap(-1, end + SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     first = -whole.data_ptr() % SIZE
     with contextlib.suppress(OSError, AttributeError):  # a kernel without them
