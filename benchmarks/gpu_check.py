@@ -29,7 +29,7 @@ STEPS = {
 PATIENCE = 10
 """How much longer a step may take where nothing is measured, on a busy machine."""
 NO_GPU = "no NVIDIA GPU: step skipped"
-NEEDED = ("attrs", "cattrs", "cloudpickle", "gguf", "importlib_metadata", "jinja2", "numpy",
+NEEDED = ("attrs", "cattrs", "cloudpickle", "gguf", "jinja2", "numpy",
           "packaging", "pluggy", "safetensors", "tokenizers", "torch", "zmq")  # fmt: skip
 
 
