@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 from click.testing import CliRunner
@@ -26,6 +28,9 @@ def test_an_executor_is_certified_in_a_process_of_its_own(tmp_path):
     assert result.return_value == 0
     assert (document["plugin"], document["kind"], document["api"]) == ("uni", "executor", "2.0")
     assert document["distribution"] == "hardpoint-uniproc"
+    assert document["version"] == version("hardpoint-uniproc")
+    assert document["kit"] == version("hardpoint-conformance")
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", document["time"])
     assert {each["suite"] for each in document["results"]} == {"plugin", "executor"}
     assert document["machine"]["cores"]
     text = page.read_text()
@@ -118,20 +123,34 @@ IN_THE_TESTS = "if any('test_certification' in name for name in sys.modules): "
 )
 def test_what_cannot_be_certified_does_not_end_with_zero(tmp_path, plugin, probe, message):
     """One sentence or pytest's own words, whenever it happens; never a certificate."""
-    (tmp_path / "odd_plugin.py").write_text(PLUGIN.format(first=plugin))
-    (tmp_path / "odd_probe.py").write_text(PROBE.format(first=probe))
-    info = tmp_path / "hardpoint_odd-1.0.dist-info"
+    done = certify_odd(tmp_path, plugin, probe)
+    assert done.returncode in (1, 2), done.stdout
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+
+
+def test_a_plugin_that_is_not_conformant_ends_the_process_with_one(tmp_path):
+    """It serves; its distribution does not say which hardpoint it needs."""
+    done = certify_odd(tmp_path, "", "", "--html", "report.html")
+    assert done.returncode == 1, done.stderr
+    assert "a plugin's distribution requires hardpoint" in done.stdout
+    assert done.stdout.splitlines()[-1] == "NOT conformant: 1 test failed"
+    assert "not conformant" in (tmp_path / "report.html").read_text()
+
+
+def certify_odd(folder, plugin, probe, *options):
+    """Install the executor ``odd`` and its probe, and run the command in a process of its own."""
+    (folder / "odd_plugin.py").write_text(PLUGIN.format(first=plugin))
+    (folder / "odd_probe.py").write_text(PROBE.format(first=probe))
+    info = folder / "hardpoint_odd-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hardpoint-odd\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[hardpoint.executors]\nodd = odd_plugin\n[hardpoint.conformance]\nodd = odd_probe:Odd\n"
     )
     command = [sys.executable, "-c", "from hardpoint.cli import main; main()", "conformance", "odd"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    return subprocess.run(
+        [*command, *options], capture_output=True, text=True, timeout=300, check=False, cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
     )  # fmt: skip
-    assert done.returncode in (1, 2), done.stdout
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not done.stdout
