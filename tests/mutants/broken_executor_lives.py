@@ -1,13 +1,17 @@
-"""Executors whose start, health or end is wrong in one way each: the threads of the example."""
+"""Executors whose start, health or end is wrong in one way each: the threads of the example, and
+``mp`` where workers must be processes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
 import time
 
 from hardpoint.errors import ExecutorFailedError, WorkerDiedError
+from hardpoint_multiproc.executor import MultiprocExecutor
 from hardpoint_threads.executor import ThreadsExecutor
 from mutation import broken
 
@@ -160,3 +164,38 @@ class SharedCalls(ThreadsExecutor):
     def stop_workers(self, deadline):
         super().stop_workers(deadline)
         type(self).shared = None
+
+
+# Deaths.
+
+
+@broken("nothing")
+class TwinProcesses(MultiprocExecutor):
+    """Unbroken."""
+
+
+@broken(
+    "a worker's death is told to nobody",
+    "test_a_worker_that_dies_fails_pending_calls_and_turns_health_red",
+)
+class DeathUnseen(MultiprocExecutor):
+    def fail(self, error):
+        if not isinstance(error, WorkerDiedError):
+            super().fail(error)
+
+
+@broken(
+    "a worker that is silent passes for what it said last",
+    "test_a_stopped_worker_does_not_pass_for_healthy",
+)
+class SilenceIsHealth(MultiprocExecutor):
+    reports = ()
+
+    def probe_health(self, timeout):
+        with contextlib.suppress(ExecutorFailedError):
+            self.reports = super().probe_health(timeout)
+        return self.reports
+
+    def fail(self, error):
+        if not isinstance(error, ExecutorFailedError):
+            super().fail(error)

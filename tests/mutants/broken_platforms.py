@@ -316,6 +316,16 @@ class RequestRaises(DummyPlatform):
 
 
 @broken(
+    "check_request refuses without a key", "test_check_request_says_what_then_happens[logit_bias]"
+)
+class RefusalWithoutKey(DummyPlatform):
+    def check_request(self, request):
+        if request.sampling.logit_bias:
+            return Problem(key="", value=None, message="this cannot be served.")
+        return super().check_request(request)
+
+
+@broken(
     "check_request refuses a plain request",
     "test_what_is_declared_unsupported_is_refused_before_it_is_queued",
 )

@@ -122,8 +122,9 @@ class PromiseTests(PlatformPart):
         problem = self.subject.platform().check_request(view)
         expect(
             view.sampling == same
-            and (problem is None or (isinstance(problem, Problem) and problem.message)),
-            "check_request returns a Problem or None and edits nothing", seen=problem,
+            and (problem is None or _tells(problem)),
+            "check_request returns None or a Problem with key and message, and edits nothing",
+            seen=problem,
             where=Platform.check_request, do="Return Problem(key=..., value=..., message=...).",
         )  # fmt: skip
 
@@ -133,3 +134,7 @@ class PromiseTests(PlatformPart):
         bench.steps.run(4)
         bench.check_greedy(request, f"with {shape or keys}")
         self.subject.end(bench.executor)
+
+
+def _tells(problem: object) -> bool:
+    return isinstance(problem, Problem) and bool(problem.key and problem.message)
