@@ -54,8 +54,9 @@ class Launcher:
     def __init__(self):
         self.started = []
 
-    def prepare(self, workers=2, **overrides):
-        """Return what an executor is built from: (class, config, registry, platform)."""
+    @staticmethod
+    def configured(workers=2, **overrides):
+        """Return the configuration as it was given."""
         keys = {
             "model": "dummy",
             "load_format": "dummy",
@@ -64,7 +65,11 @@ class Launcher:
             "plugins.dummy.num_workers": workers,
             **overrides,
         }
-        config = load_config(overrides=keys, environ={})
+        return load_config(overrides=keys, environ={})
+
+    def prepare(self, **overrides):
+        """Return what an executor is built from: (class, config, registry, platform)."""
+        config = self.configured(**overrides)
         registry = Registry.discover(config)
         platform = select_platform(registry, config)
         config = evolve(config, description=read_description("dummy", "dummy"))

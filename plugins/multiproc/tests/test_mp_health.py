@@ -36,7 +36,7 @@ def hold_the_interpreter(worker, count):
     return worker.rank
 
 
-def impatient(launcher, silent_after=0.5, **overrides):
+def impatient(launcher, silent_after=1.0, **overrides):
     executor = launcher.built(**BEAT, **overrides)
     executor.platform.silent_after = silent_after
     executor.start_workers()
@@ -177,16 +177,25 @@ def test_an_idle_executor_takes_next_to_no_time(launcher, pids):
     executor = launcher.start(workers=4)
     executor.collective_rpc("supported_tasks")
     workers = pids(executor)
-    group = [psutil.Process(pid) for pid in workers]
-    group += [psutil.Process(), psutil.Process(group[0].ppid())]
+    group = [os.getpid(), psutil.Process(workers[0]).ppid(), *workers]
     time.sleep(0.1)
-    before = [sum(process.cpu_times()[:2]) for process in group]
+    began, before = time.monotonic(), sum(map(time_of, group))
     time.sleep(4)
-    after = [sum(process.cpu_times()[:2]) for process in group]
-    assert sum(after) - sum(before) <= 0.005 * 4 + 0.02  # the clock ticks by hundredths
-    began = time.monotonic()
-    executor.collective_rpc("supported_tasks")
-    assert time.monotonic() - began < 0.5
+    used = sum(map(time_of, group)) - before
+    assert 0 < used <= 0.005 * (time.monotonic() - began)
+    took = []
+    for _ in range(20):
+        time.sleep(0.03)  # by which all sleep
+        began = time.monotonic()
+        executor.collective_rpc("supported_tasks")
+        took.append(time.monotonic() - began)
+    assert min(took) < 0.005  # others have the processors, too
+
+
+def time_of(pid):
+    """Return the seconds of processor time that all threads of a process have had, to the ns."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
 
 
 def test_memory_of_large_messages_is_given_back_by_every_side(launcher, eventually):
@@ -202,6 +211,19 @@ def test_memory_of_large_messages_is_given_back_by_every_side(launcher, eventual
     assert answers == [data, data]
     eventually(lambda: held() < 2 << 20)
     assert executor.collective_rpc(echo, args=(data,)) == [data, data]
+
+
+@pytest.mark.parametrize("channel", ["shared_memory", "zmq"])
+def test_an_array_of_30_mib_comes_back_equal(launcher, channel):
+    """Row R9."""
+    numpy = pytest.importorskip("numpy")
+    executor = launcher.start(**{"plugins.mp.channel": channel})
+    array = numpy.random.default_rng(5).integers(0, 1 << 60, (30, 1 << 17))
+    assert array.nbytes == 30 << 20
+    for back in executor.collective_rpc(echo, args=(array,)):
+        assert back.dtype == array.dtype
+        assert numpy.array_equal(back, array)
+        assert not back.flags.writeable
 
 
 def blocking_the_last_signal(worker):

@@ -53,6 +53,20 @@ def test_more_workers_than_the_sizes_say_are_numbered():
     ]
 
 
+# Steps in flight.
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_as_many_steps_fly_as_there_are_stages_and_one_more_if_planned_ahead(
+    launcher, stages, ahead
+):
+    keys = {"pipeline_parallel_size": stages, "async_scheduling": ahead}
+    executor = launcher.built(workers=None, **keys)
+    assert executor.supports_pp
+    assert executor.max_concurrent_batches == stages + ahead
+
+
 # Cores.
 
 

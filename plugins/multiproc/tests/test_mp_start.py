@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import signal
 import sys
 import threading
@@ -22,6 +23,7 @@ from hardpoint.errors import (
     StartTimeoutError,
     WorkerDiedError,
 )
+from hardpoint.executor import SHUTDOWN_TIMEOUT
 from hardpoint.records import ForkSafety
 from hardpoint_dummy.faults import DummyFault
 from hardpoint_multiproc.nursery_process import NurseryProcess
@@ -268,14 +270,28 @@ def test_torch_is_preloaded_without_threads_and_workers_can_raise_them(launcher)
     executor.start_workers()
 
     def multiply(worker):
+        preloaded = "torch" in sys.modules
         import torch
 
-        assert "torch" in sys.modules
         torch.set_num_threads(2)
         a = torch.ones(600, 600)
-        return float((a @ a).sum()), torch.get_num_threads()
+        return preloaded, float((a @ a).sum()), torch.get_num_threads()
 
-    assert executor.collective_rpc(multiply, timeout=60) == [(600.0**3, 2)] * 2
+    assert executor.collective_rpc(multiply, timeout=60) == [(True, 600.0**3, 2)] * 2
+
+
+@pytest.mark.parametrize("asked", ["", "3"])
+def test_a_forked_worker_has_the_threads_that_it_would_have_started_itself(
+    launcher, monkeypatch, asked
+):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    executor = launcher.built(**{"plugins.mp.start": "nursery", "plugins.mp.bind": False})
+    executor.platform.preload = ("torch",)
+    executor.start_workers()
+    threads = int(asked or len(os.sched_getaffinity(0)))
+    told = executor.collective_rpc(lambda worker: sys.modules["torch"].get_num_threads())
+    assert told == [threads] * 2
 
 
 # Early boot.
@@ -289,6 +305,33 @@ def test_the_nursery_begins_before_the_description_is_read_and_is_used(launcher,
     launcher.started.append(executor)
     parents = executor.collective_rpc(lambda worker: os.getppid())
     assert parents == [prepared.pid] * 2
+
+
+def test_the_engine_has_the_nursery_begin_while_it_reads_the_description(launcher, monkeypatch):
+    from hardpoint_engine import build
+
+    executor_class = launcher.prepare()[0]
+    order, begun = [], []
+    prepare, read = executor_class.prepare, build.read_description
+
+    def begin(*args):
+        order.append("begin")
+        begun.append(prepare(*args))
+        return begun[-1]
+
+    def note(*args):
+        order.append("read")
+        return read(*args)
+
+    monkeypatch.setattr(executor_class, "prepare", begin)
+    monkeypatch.setattr(build, "read_description", note)
+    core = build.start_engine(launcher.configured())
+    try:
+        parents = core.executor.collective_rpc(lambda worker: os.getppid())
+    finally:
+        core.shutdown()
+    assert order == ["begin", "read"]
+    assert parents == [begun[0].pid] * 2
 
 
 def test_what_was_begun_early_is_given_back_unused(launcher, is_alive, eventually):
@@ -400,6 +443,26 @@ def broken(tmp_path, monkeypatch):
     sys.modules.pop("hp_broken", None)
 
 
+TOGETHER = """
+    import time
+    here = pathlib.Path(__file__).with_name("here")
+    here.mkdir(exist_ok=True)
+    (here / str(os.getpid())).touch()
+    end = time.monotonic() + 60
+    while len(list(here.iterdir())) < 3:
+        assert time.monotonic() < end, "the others are not there"
+        time.sleep(0.002)
+"""
+
+
+@pytest.mark.parametrize("start", START)
+def test_workers_start_side_by_side(launcher, broken, pids, tmp_path, start):
+    """Each waits for the others before it is half there."""
+    broken(TOGETHER.strip())
+    executor = launcher.start(workers=3, **{"plugins.mp.start": start})
+    assert {path.name for path in (tmp_path / "here").iterdir()} == set(map(str, pids(executor)))
+
+
 @pytest.mark.parametrize("start", START)
 def test_a_failing_start_has_the_last_lines(launcher, broken, start):
     broken("os._exit(3)")
@@ -460,15 +523,18 @@ def test_a_load_that_takes_long_and_works_is_waited_for(launcher):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("after", [0.0, 0.03, 0.08, 0.15, 0.3])
-def test_a_signal_at_any_point_of_the_start_leaves_nothing(drivers, eventually, signum, after):
-    driver = drivers("idle", "plugins.dummy.load_seconds=1")
+@pytest.mark.parametrize("nth", range(10))
+def test_a_signal_at_any_point_of_the_start_leaves_nothing(drivers, eventually, signum, nth):
+    after = random.SystemRandom().uniform(0, 0.02 * 1.5**nth)  # 0.02 to 0.8 s
+    driver = drivers("idle", f"plugins.mp.start={START[nth % 2]}", "plugins.dummy.load_seconds=1")
     driver.line(), driver.line()
     time.sleep(after)  # a moment of the start, not a synchronisation
     driver.kill(signum)
+    began = time.monotonic()
     code, _ = driver.ended()
-    assert code in (-signum, 130, 1)
+    assert code in (-signum, 130, 1), f"{after} s after the begin"
     eventually(lambda: driver.family() == [], 10)
+    assert time.monotonic() - began < SHUTDOWN_TIMEOUT, f"{after} s after the begin"
 
 
 def test_an_interrupt_in_the_middle_of_a_start_leaves_nothing_in_a_driver_that_goes_on(drivers):
@@ -498,6 +564,20 @@ def test_more_workers_than_cores_share_them_all_and_it_is_logged(launcher, caplo
         executor = launcher.start(workers=len(mine) + 1)
     assert {tuple(each["cores"]) for each in executor.collective_rpc(about)} == {tuple(mine)}
     assert f"{len(mine) + 1} workers share {len(mine)} cores, one thread each" in caplog.text
+
+
+@pytest.mark.parametrize("start", START)
+@pytest.mark.parametrize("own", ["", "2"])
+def test_workers_that_share_cores_start_one_thread_unless_told_otherwise(
+    launcher, monkeypatch, start, own
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if own:
+        monkeypatch.setenv("OMP_NUM_THREADS", own)
+    workers = len(os.sched_getaffinity(0)) + 1
+    executor = launcher.start(workers=workers, **{"plugins.mp.start": start})
+    told = executor.collective_rpc(lambda worker: os.environ["OMP_NUM_THREADS"])
+    assert told == [own or "1"] * workers
 
 
 def test_binding_can_be_switched_off(launcher):

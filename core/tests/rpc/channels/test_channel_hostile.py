@@ -74,6 +74,33 @@ def test_noise_on_the_socket_has_no_effect(group, canary):
     assert not fired()
 
 
+def test_nor_has_noise_before_the_workers_are_there(make_group, canary):
+    data, fired = canary
+    group = make_group("zmq", 2, start=False)
+    source = random.Random(6)
+    for noise in (data, source.randbytes(2000), GREETING[:30], GREETING + source.randbytes(500)):
+        raw(group, noise)
+    context = zmq.Context()
+    try:
+        with context.socket(zmq.DEALER) as stranger:
+            stranger.setsockopt(zmq.LINGER, 0)
+            stranger.connect(f"ipc://{path_of(group)}")
+            for rank in (0, 1):
+                stranger.send(Header(HELLO, rank=rank).pack())
+                stranger.send_multipart([Header(VALUE, 1, 1, 0, rank).pack(), data])
+            for rank in (0, 1):
+                group.start_thread(rank)
+            deadline = time.monotonic() + PATIENCE
+            while group.end.refused < 4 and time.monotonic() < deadline:
+                assert group.call("rank_of") == [0, 1]
+            assert not stranger.poll(200), "it got a call that was not for it"
+    finally:
+        context.term()
+    assert group.end.refused >= 4
+    assert group.call("rank_of") == [0, 1]
+    assert not fired()
+
+
 def test_a_frame_that_says_it_is_huge_is_refused_unread(group):
     ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
     huge = b"\x02" + struct.pack(">Q", 1 << 62)

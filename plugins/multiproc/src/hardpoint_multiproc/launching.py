@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("hardpoint.executor.mp")
 
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""What workers that share cores are told, unless the driver's own variables or the platform's say
+something else. The libraries that the nursery has imported were told so, too.
+"""
+
 RENDEZVOUS = 6
 """Where the rendezvous stands among the descriptors that a worker is given."""
 
@@ -86,7 +91,7 @@ def plan_workers(
     """
     world_size = executor.world_size
     locals_ = range(world_size) if local_ranks is None else local_ranks
-    cores = _cores(executor, settings)
+    cores, shared = _cores(executor, settings)
     folder = _folder()
     plans = []
     for rank in range(world_size):
@@ -94,7 +99,7 @@ def plan_workers(
         spec = {
             "rank": rank,
             "title": title,
-            "env": {**os.environ, **variables[rank]},
+            "env": {**(_ONE_THREAD if shared else {}), **os.environ, **variables[rank]},
             "path": list(sys.path),
             "cwd": folder,
             "argv": list(sys.argv),
@@ -207,16 +212,17 @@ def _devices(executor: Executor, rank: int) -> tuple[str, ...]:
     return tuple(executor.config.device.devices or ())[rank * each : (rank + 1) * each]
 
 
-def _cores(executor: Executor, settings: MultiprocSettings) -> list[list[int] | None]:
-    """Return the cores that each worker is kept on, None where it is left to the worker.
+def _cores(executor: Executor, settings: MultiprocSettings) -> tuple[list[list[int] | None], bool]:
+    """Return the cores that each worker is kept on, None where it is left to the worker; and
+    whether all share the cores because there are too few.
 
     A platform that counts its workers' processors (``resources_per_worker["CPU"]``) binds them.
     """
     count = executor.world_size
     if not settings.bind or count == 1 or "CPU" in executor.placement.resources_per_worker:
-        return [None] * count
+        return [None] * count, False
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < count:
         _logger.info("%d workers share %d cores, one thread each", count, len(cores))
-        return [None] * count
-    return [list(share) for share in shares_of(cores, count)]
+        return [None] * count, True
+    return [list(share) for share in shares_of(cores, count)], False

@@ -248,7 +248,7 @@ def _kill_group(pid: int, signum: int) -> None:
 
 def _take_place(spec: Mapping[str, Any], output: int) -> None:
     """Make a forked child what a new interpreter would be: streams, variables, path, folder, random
-    numbers.
+    numbers, torch's threads.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -263,6 +263,17 @@ def _take_place(spec: Mapping[str, Any], output: int) -> None:
         module = sys.modules.get(name)
         if module is not None:
             module.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:  # the nursery has it start none
+        torch.set_num_threads(_threads_of(spec))
+
+
+def _threads_of(spec: Mapping[str, Any]) -> int:
+    """Return how many threads a library would start in a new interpreter with these variables."""
+    asked = spec["env"].get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    return len(spec["cores"] or os.sched_getaffinity(0))
 
 
 def _leave(code: int) -> NoReturn:
