@@ -2,6 +2,7 @@
 in, as JSON. Run by its interpreter.
 """
 
+import importlib
 import json
 import sys
 from types import ModuleType
@@ -64,6 +65,11 @@ def attributes():
     return found
 
 
+def imported(name):
+    """What of a plugin is imported: of that no comparison from now on would tell."""
+    return sorted(each for each in sys.modules if each.partition(".")[0] == f"hardpoint_{name}")
+
+
 def is_code(value):
     return callable(value) or issubclass(type(value), property | classmethod | staticmethod)
 
@@ -122,8 +128,14 @@ def extra_records():
 def main():
     graphs = {"graph_mode": "full", "max_num_seqs": 2, "batch_timing_interval": 60.0}
     several = {"executor": "threads", "tensor_parallel_size": 2}
-    report = {"cpu": generate(platform="cpu", **graphs)[0]}
+    report = {"uni": generate(platform="dummy", executor="uni")[0], "early": imported("threads")}
+    importlib.import_module("torch")  # the fake device has no use for it
+    before = attributes()
+    report["threads"] = generate(platform="dummy", executor="threads")[0]
+    report["patches"] = patches(before, attributes())
+    report["cpu"] = generate(platform="cpu", **graphs)[0]
     generate(platform="cpu", **several)
+    report["early"] += imported("acme")
     before = attributes()
     report["acme"], (report["parts"],) = generate(ask="collaborators", platform="acme", **graphs)
     report["made"] = generate(ask=made_by, platform="acme")[1][0]
@@ -132,10 +144,8 @@ def main():
     report["packed"], (report["types"],) = generate(ask=types_of_weights, **keys)
     report["sharded"], parts = generate(ask="collaborators", platform="acme", **several)
     report["communicators"] = [part["communicator"] for part in parts]
-    report["patches"] = patches(before, attributes())
+    report["patches"] += patches(before, attributes())
     report["extra"] = extra_records()
-    report["threads"] = generate(platform="dummy", executor="threads")[0]
-    report["uni"] = generate(platform="dummy", executor="uni")[0]
     print(json.dumps(report))
 
 

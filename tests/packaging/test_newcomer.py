@@ -5,6 +5,7 @@ nothing edited, in an environment that has nothing of this repository but the wh
 from __future__ import annotations
 
 import json
+import re
 import resource
 
 import pytest
@@ -13,8 +14,11 @@ KINDS = ("platform", "executor")
 WHEELS = ("hardpoint-engine", "hardpoint-runtime", "hardpoint-scaffold", "hardpoint-conformance")
 
 
+QUICK = ("-m", "not hardpoint_own_workers", "-k", "not TestModelRunner")
+"""Of a platform's tests: the command has run them all."""
+
 MACHINE_SECONDS = 180
-"""Of processors, for both plugins; building our wheels apart."""
+"""Of processors, for both plugins; building our wheels apart, and what is run beside the path."""
 
 
 def spent():
@@ -31,7 +35,7 @@ def succeeded(done):
 @pytest.fixture(scope="module")
 def newcomer(shared_environment):
     """The first two commands, for both kinds: install what there is, have a plugin written."""
-    begun = spent()
+    begun, shared_environment.beside = spent(), 0.0
     shared_environment.install(*WHEELS)
     for kind in KINDS:
         succeeded(shared_environment.hardpoint("new", kind, f"umbra-{kind}"))
@@ -39,7 +43,7 @@ def newcomer(shared_environment):
     # The third, with the build backend that is here: nothing is fetched.
     shared_environment.install(*(f"{folder}[test]" for folder in folders))
     yield shared_environment
-    assert spent() - begun < MACHINE_SECONDS
+    assert spent() - begun - shared_environment.beside < MACHINE_SECONDS
 
 
 def test_the_plugins_are_found_and_used_by_name_only(newcomer):
@@ -78,3 +82,13 @@ def test_the_plugin_is_conformant_as_it_was_written(newcomer, kind):
     certificate = json.loads(done.stdout)
     assert certificate["conformant"] is True
     assert certificate["interventions"] == []
+
+
+@pytest.mark.parametrize(("kind", "selected"), [("platform", QUICK), ("executor", ())])
+def test_the_tests_that_come_with_it_pass(newcomer, kind, selected):
+    """By ``pytest`` in the project's folder, with the options that it has there."""
+    begun = spent()
+    folder = newcomer.folder / f"hardpoint-umbra-{kind}"
+    done = newcomer.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *selected, cwd=folder)
+    newcomer.beside += spent() - begun
+    assert re.search(r"\d\d passed", succeeded(done))
