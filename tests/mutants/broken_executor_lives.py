@@ -199,3 +199,14 @@ class SilenceIsHealth(MultiprocExecutor):
     def fail(self, error):
         if not isinstance(error, ExecutorFailedError):
             super().fail(error)
+
+
+@broken(
+    "an executor starts only in a program that is a file",
+    "test_a_driver_that_is_killed_leaves_no_worker",
+)
+class NeedsAFile(MultiprocExecutor):
+    def start_workers(self):
+        if not hasattr(sys.modules["__main__"], "__file__"):
+            raise ExecutorFailedError("there is no file that a worker could run again")
+        super().start_workers()
