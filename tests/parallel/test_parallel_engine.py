@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hardpoint.errors import ConfigError, ExecutorFailedError, RemoteError
+from hardpoint.messages import SchedulerOutput
 from hardpoint.rpc.network.listening import listening
 
 
@@ -116,6 +117,8 @@ def test_a_step_is_one_message_to_the_next_stage_and_an_empty_one_is_none(stages
     assert sent[0]["receive"] == sent[1]["send"] == 0
     assert sent[0]["send"] == sent[1]["receive"]
     assert 0 < sent[0]["send"] <= 2 * steps  # a header, and what is handed on
+    stages.executor.execute_model(SchedulerOutput(step_id=10**6))
+    assert stages.collective_rpc(messages) == sent
 
 
 @pytest.mark.parametrize(
