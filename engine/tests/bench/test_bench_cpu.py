@@ -242,7 +242,7 @@ def test_blocks_are_multiplied_as_llama_cpp_does():
     [
         (["--formats", "fp32,f8"], "'f8' is none of fp32, bf16"),
         (["--cases", "B2"], "'B2' is none of B1"),
-        (["--peer", "vllm"], "'vllm' is not NAME=PYTHON"),
+        (["--peer", "vllm"], "'vllm' is not NAME=PYTHON with one of vllm, transformers"),
         (["--peer", "hardpoint=python"], "is not NAME=PYTHON with one of vllm, transformers"),
         (["--plot", "/nonexistent/x.png"], "there is no folder for /nonexistent/x.png"),
         (["--model", "folder"], "name a GGUF file"),

@@ -148,14 +148,38 @@ def test_without_matplotlib_nothing_is_measured_for_a_picture(monkeypatch):
             workers=None,
             transports=(),
             checks=False,
-            pythons={},
+            peers=(),
         )
+
+
+def test_a_peer_is_run_by_the_interpreter_that_is_named(monkeypatch):
+    plans = []
+
+    def noted(plan, tell):
+        plans.append(plan)
+        raise InterruptedError
+
+    monkeypatch.setattr(rpc, "measure", noted)
+    with pytest.raises(InterruptedError):
+        bench_rpc.run(
+            quick=True,
+            as_json=True,
+            plot_path=None,
+            workers=None,
+            transports=(),
+            checks=False,
+            peers=("vllm=/a/python", "ray=/b/python"),
+        )
+    wanted = {"vllm-mq": "/a/python", "ray": "/b/python", "ray-graph": "/b/python"}
+    assert plans[0].pythons == wanted
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--workers", "1,x"], "numbers of workers, not '1,x'"),
+        (["--peer", "vllm"], "'vllm' is not NAME=PYTHON with one of vllm, ray"),
+        (["--peer", "zmq=python"], "'zmq=python' is not NAME=PYTHON with one of vllm, ray"),
         (["--transport", "pigeon"], "'pigeon' is none of hardpoint-mp, pipe"),
         (["--plot", "/nonexistent/x.png"], "there is no folder for /nonexistent/x.png"),
     ],
@@ -172,7 +196,7 @@ def test_help_loads_no_engine():
         "import sys\n"
         "from hardpoint_engine.cli.bench_command import bench\n"
         "from click.testing import CliRunner\n"
-        "assert '--vllm-python' in CliRunner().invoke(bench, ['rpc', '--help']).output\n"
+        "assert '--peer NAME=PYTHON' in CliRunner().invoke(bench, ['rpc', '--help']).output\n"
         "heavy = {'torch', 'numpy', 'tokenizers', 'cattrs', 'matplotlib', 'cloudpickle', 'zmq'}\n"
         "ours = {'hardpoint_engine.llm', 'hardpoint_engine.bench', 'hardpoint.registry'}\n"
         "print(sorted((heavy | ours) & set(sys.modules)))\n"

@@ -45,8 +45,8 @@ are waited for that.
 class TransportMissingError(HardpointError):
     """The library of a transport is not installed.
 
-    What to do: install it, or name an interpreter that has it (``--vllm-python``,
-    ``--ray-python``).
+    What to do: install it, or name an interpreter that has it (``--peer
+    vllm=PYTHON``, ``--peer ray=PYTHON``).
     """
 
 

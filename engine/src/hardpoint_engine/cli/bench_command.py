@@ -37,8 +37,13 @@ def bench() -> None:
     help="only this one; may be repeated",
 )
 @click.option("--checks/--no-checks", default=True, help="take the figures that are not calls, too")
-@click.option("--vllm-python", metavar="PATH", help="an interpreter that can import vLLM")
-@click.option("--ray-python", metavar="PATH", help="an interpreter that can import Ray")
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    metavar="NAME=PYTHON",
+    help="an interpreter that can import the peer: vllm or ray; may be repeated",
+)
 def rpc(
     quick: bool,
     as_json: bool,
@@ -46,8 +51,7 @@ def rpc(
     workers: str | None,
     transports: tuple[str, ...],
     checks: bool,
-    vllm_python: str | None,
-    ray_python: str | None,
+    peers: tuple[str, ...],
 ) -> None:
     """Time a call of every worker through the executor mp (hardpoint-mp) on the dummy platform,
     beside multiprocessing.Pipe (pipe), pyzmq (zmq) and vLLM's MessageQueue (vllm-mq), and through
@@ -58,7 +62,6 @@ def rpc(
     busy calls back to back, sporadic once each 5 ms. Then: the CPU time of idle workers, how soon a
     killed worker is noticed, the pause between two steps, how long workers take to start.
     """
-    pythons = {"vllm-mq": vllm_python, "ray": ray_python, "ray-graph": ray_python}
     with interruptible():
         from hardpoint_engine.cli.bench_rpc import run
 
@@ -69,7 +72,7 @@ def rpc(
             workers=workers,
             transports=transports,
             checks=checks,
-            pythons={name: path for name, path in pythons.items() if path},
+            peers=peers,
         )
 
 

@@ -16,6 +16,7 @@ from hardpoint.default_model import find_default_model
 
 from hardpoint_engine.bench import cpu, cpu_table, table
 from hardpoint_engine.bench.model_files import ModelFiles
+from hardpoint_engine.cli.peers import interpreters
 
 IN_THIS = ("transformers",)
 """Peers that run in this interpreter if no other is named and it has them."""
@@ -74,15 +75,8 @@ def _names(
 def _pythons(peers: Sequence[str]) -> dict[str, str]:
     """Return peer -> interpreter."""
     found = {name: sys.executable for name in IN_THIS if importlib.util.find_spec(name)}
-    for each in peers:
-        name, equals, python = each.partition("=")
-        if not equals or not python or name not in cpu.ENGINES or name == cpu.OURS:
-            known = ", ".join(name for name in cpu.ENGINES if name != cpu.OURS)
-            raise click.BadParameter(
-                f"{each!r} is not NAME=PYTHON with one of {known}", param_hint="--peer"
-            )
-        found[name] = python
-    return found
+    others = [name for name in cpu.ENGINES if name != cpu.OURS]
+    return found | interpreters(peers, others)
 
 
 def _tell(line: Any) -> None:

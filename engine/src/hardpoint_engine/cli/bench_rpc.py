@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,10 @@ from hardpoint_engine.bench import checks as check_stages
 from hardpoint_engine.bench import rpc, table
 from hardpoint_engine.bench.bounds import bounds
 from hardpoint_engine.bench.driver import FILES
+from hardpoint_engine.cli.peers import interpreters
+
+PEERS = {"vllm": ("vllm-mq",), "ray": ("ray", "ray-graph")}
+"""Peer -> its transports."""
 
 
 def run(
@@ -25,10 +29,10 @@ def run(
     workers: str | None,
     transports: Sequence[str],
     checks: bool,
-    pythons: Mapping[str, str],
+    peers: Sequence[str],
 ) -> None:
     """Measure and print. Raises HardpointError, and click's errors for a wrong option."""
-    plan = evolve(rpc.QUICK if quick else rpc.RpcPlan(), pythons=pythons)
+    plan = evolve(rpc.QUICK if quick else rpc.RpcPlan(), pythons=_pythons(peers))
     if workers is not None:
         plan = evolve(plan, workers=_numbers(workers))
     if transports:
@@ -58,6 +62,12 @@ def measure(plan: rpc.RpcPlan, *, quick: bool, checks: bool) -> dict[str, Any]:
     document["checks"] = found
     found["bounds"] = bounds(document)
     return document
+
+
+def _pythons(peers: Sequence[str]) -> dict[str, str]:
+    """Return transport -> interpreter."""
+    named = interpreters(peers, PEERS)
+    return {each: python for peer, python in named.items() for each in PEERS[peer]}
 
 
 def _numbers(text: str) -> tuple[int, ...]:
