@@ -14,6 +14,7 @@ from hardpoint_cuda.device import CudaDeviceOps
 from hardpoint_cuda.platform import CudaPlatform
 from hardpoint_cuda.settings import CudaSettings
 from hardpoint_cuda.worker import CudaWorker
+from hardpoint_runtime.accelerator import device as accelerator
 from hardpoint_runtime.accelerator.substitute import SubstituteDeviceOps
 from hardpoint_runtime.accelerator.torch_pools import TorchPools
 from hardpoint_runtime.accelerator.virtual_memory import VirtualMemory
@@ -65,7 +66,7 @@ def test_pools_are_torchs_over_the_drivers_memory(monkeypatch):
 
 def test_ranks_talk_by_nccl(monkeypatch):
     seen = []
-    monkeypatch.setattr(device_module, "device_communicator", lambda *given: seen.append(given))
+    monkeypatch.setattr(accelerator, "device_communicator", lambda *given: seen.append(given))
     port = CudaDeviceOps("cuda", 0)
     port.make_communicator("group", "meeting")
     assert seen == [(port, "group", "meeting", "nccl")]

@@ -13,7 +13,7 @@ from hardpoint.errors import ConfigError, PluginError, UnsupportedError
 from hardpoint.records import WorkerContext
 from hardpoint.registry import Registry
 from hardpoint_multiproc.start_choice import PLAIN, choose
-from hardpoint_xpu import device as device_module
+from hardpoint_runtime.accelerator import device as accelerator
 from hardpoint_xpu.device import XpuDeviceOps, XpuSubstituteOps
 from hardpoint_xpu.platform import XpuPlatform
 from hardpoint_xpu.settings import XpuSettings
@@ -102,7 +102,7 @@ def test_the_substitute_is_built_without_torch_xpu(devices):
 def test_ranks_talk_by_xccl(devices, monkeypatch):
     devices(1)
     seen = []
-    monkeypatch.setattr(device_module, "device_communicator", lambda *given: seen.append(given))
+    monkeypatch.setattr(accelerator, "device_communicator", lambda *given: seen.append(given))
     port = worker().make_device()
     port.make_communicator("group", "meeting")
     assert seen == [(port, "group", "meeting", "xccl")]

@@ -11,10 +11,11 @@ import pytest
 from hardpoint.capabilities import Capability, Support
 from hardpoint.config.schema import Config, DeviceConfig, ParallelConfig
 from hardpoint.records import Device
-from hardpoint_runtime.accelerator.platform import AcceleratorPlatform, declared
+from hardpoint_runtime.accelerator.platform import AcceleratorPlatform
 from hardpoint_runtime.accelerator.settings import AcceleratorSettings
 from hardpoint_runtime.accelerator.surroundings import Sighting, Surroundings, torch_build
 from hardpoint_runtime.accelerator.visible_devices import choose, entries, logical
+from hardpoint_runtime.offered import declared
 
 UNITS = tuple(Device(id=str(n), name=name) for n, name in enumerate("AAB"))
 

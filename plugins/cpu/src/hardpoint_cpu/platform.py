@@ -7,9 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from hardpoint.capabilities import NOT_YET, YES, Capability, Support
+from hardpoint.capabilities import Capability, Support
 from hardpoint.platform import Platform, RequestView
 from hardpoint.records import Device, Limits, Placement, Problem, Verdict
+from hardpoint_runtime.offered import declared
 
 from hardpoint_cpu import memory, threads
 from hardpoint_cpu.native import library
@@ -21,26 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hardpoint.config import Config
-
-OFFERED = frozenset(
-    {
-        Capability.CHUNKED_PREFILL,
-        Capability.PREFIX_CACHING,
-        Capability.LOGPROBS,
-        Capability.PROMPT_LOGPROBS,
-        Capability.LOGPROBS_MODES,
-        Capability.POOLING,
-        Capability.PROFILE,
-        Capability.GRAMMAR,
-        Capability.LOGITS_PROCESSORS,
-        Capability.BLOCK_COPIES,
-        Capability.GRAPHS,
-        Capability.BATCH_INVARIANCE,
-        Capability.SHARDED_STATE,
-        Capability.TENSOR_PARALLEL,
-        Capability.PIPELINE_PARALLEL,
-    }
-)
 
 PROGRAMS = "Leave it out, or see that plugins.cpu.native = 'on' can be had."
 """The way out of what only native programs do."""
@@ -55,9 +36,7 @@ class CpuPlatform(Platform):
     name: ClassVar[str] = "cpu"
     worker_class: ClassVar[str] = "hardpoint_cpu.worker:CpuWorker"
     model_runner_class: ClassVar[str] = "hardpoint_cpu.model_runner:CpuModelRunner"
-    capabilities: ClassVar[Mapping[Capability, Support]] = {
-        capability: YES if capability in OFFERED else NOT_YET for capability in Capability
-    }
+    capabilities: ClassVar[Mapping[Capability, Support]] = declared(Capability.BATCH_INVARIANCE)
     preload: ClassVar[tuple[str, ...]] = (
         "torch",
         "hardpoint_cpu.worker",

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from hardpoint.capabilities import Capability, Support
-from hardpoint_runtime.accelerator.platform import AcceleratorPlatform, declared
+from hardpoint_runtime.accelerator.platform import AcceleratorPlatform
 from hardpoint_runtime.accelerator.settings import AcceleratorSettings
 from hardpoint_runtime.accelerator.support import recorded_level
 from hardpoint_runtime.accelerator.surroundings import Sighting
+from hardpoint_runtime.offered import declared
 
 from hardpoint_cuda.detection import CudaSurroundings, look
 from hardpoint_cuda.settings import CudaSettings

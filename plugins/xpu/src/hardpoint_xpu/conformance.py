@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from hardpoint_conformance import Probe
-from hardpoint_runtime.accelerator.substitute import SubstituteDeviceOps
+from hardpoint_runtime.accelerator.inspection import allocator_bytes, is_initialised
 
 if TYPE_CHECKING:
     from hardpoint.worker import Worker
@@ -17,14 +16,10 @@ class XpuProbe(Probe):
 
     @staticmethod
     def held_bytes(worker: Worker) -> int | None:
-        """Ask torch's allocator. Of the substitute there are no such figures."""
-        device = worker.device  # type: ignore[attr-defined]
-        if device is None or isinstance(device, SubstituteDeviceOps):
-            return None
-        return int(device.memory_reserved())
+        """Ask torch's allocator."""
+        return allocator_bytes(worker)
 
     @staticmethod
     def initialised() -> bool:
         """Ask torch, where it is loaded."""
-        torch = sys.modules.get("torch")
-        return torch is not None and torch.xpu.is_initialized()
+        return is_initialised("xpu")

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from hardpoint.capabilities import Capability, Support
 from hardpoint.records import ForkSafety, Problem
-from hardpoint_runtime.accelerator.platform import AcceleratorPlatform, declared
+from hardpoint_runtime.accelerator.platform import AcceleratorPlatform
 from hardpoint_runtime.accelerator.settings import AcceleratorSettings
 from hardpoint_runtime.accelerator.support import recorded_level
 from hardpoint_runtime.accelerator.surroundings import Sighting, Surroundings
+from hardpoint_runtime.offered import declared
 
 from hardpoint_xpu.detection import look
 from hardpoint_xpu.masks import AFFINITY

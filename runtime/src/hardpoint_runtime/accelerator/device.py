@@ -9,25 +9,33 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hardpoint.errors import ConfigError, LifecycleError
 
+from hardpoint_runtime.accelerator.collectives import device_communicator
 from hardpoint_runtime.accelerator.graphs import DeviceGraph, DeviceGraphPool, capture
 from hardpoint_runtime.accelerator.memory import MemorySnapshot
+from hardpoint_runtime.accelerator.torch_pools import TorchPools
 from hardpoint_runtime.device import Graph, MemoryInfo, TorchDeviceOps
 
 if TYPE_CHECKING:
     from hardpoint_runtime.accelerator.pools import AddressKeepingPools
+    from hardpoint_runtime.accelerator.virtual_memory import VirtualMemory
+    from hardpoint_runtime.parallel.communicator import Communicator, Meeting
+    from hardpoint_runtime.parallel.groups import Group
 
 
 class AcceleratorDeviceOps(TorchDeviceOps):
     """The port over ``torch.get_device_module(name)`` of a device with memory of its own, streams
     and events. Work is given to it, and goes on after the call has returned.
 
-    A plugin sets :attr:`graph_class`, and overrides :meth:`make_pools` and ``make_communicator``.
+    A plugin sets :attr:`graph_class` and :attr:`collectives`, and overrides
+    :meth:`make_virtual_memory` and :meth:`make_allocator`, or :meth:`make_pools` as a whole.
     """
 
     graph_class: ClassVar[str | None] = None
     """The name, in the device's module, of its graphs (``capture_begin(pool=...)``,
     ``capture_end()``, ``replay()``, ``pool()``); None: graphs are recorded lists of operations.
     """
+    collectives: ClassVar[str | None] = None
+    """The backend of torch.distributed for the device's tensors; None: they go through the host."""
 
     def __init__(self, name: str, index: int = 0, *, pins: bool = True) -> None:
         super().__init__(name, index, pins=pins)
@@ -36,9 +44,36 @@ class AcceleratorDeviceOps(TorchDeviceOps):
 
     def make_pools(self) -> AddressKeepingPools | None:
         """Build what memory is allocated from that can sleep; None: this device has none, and
-        ``sleep`` is refused. Called once, at the first allocation under a tag.
+        ``sleep`` is refused. Called once, at the first allocation under a tag. By default, pools
+        for torch's allocator over :meth:`make_virtual_memory`.
         """
+        memory = self.make_virtual_memory()
+        if memory is None:
+            return None
+        return TorchPools(
+            memory,
+            module=self._module,
+            device=self.device,
+            make_allocator=self.make_allocator,
+            host_buffer=self.host_buffer,
+            synchronize=self.synchronize,
+        )
+
+    def make_virtual_memory(self) -> VirtualMemory | None:
+        """Build the port to the driver's virtual memory; None: there is no way to it."""
         return None
+
+    def make_allocator(self, allocate: int, free: int) -> Any:
+        """Return torch's handle of an allocator, from the addresses of its two functions. Raises
+        UnsupportedError without virtual memory.
+        """
+        self._unsupported("allocators of its own")
+
+    def make_communicator(self, group: Group, meeting: Meeting) -> Communicator:
+        """By the library :attr:`collectives`."""
+        if self.collectives is None:
+            return super().make_communicator(group, meeting)
+        return device_communicator(self, group, meeting, self.collectives)
 
     def make_graph(self) -> Any:
         """Return an empty graph of the device. Raises UnsupportedError without

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from hardpoint.capabilities import NOT_YET, YES, Capability, Support
 from hardpoint.platform import Platform
 from hardpoint.records import Device, ForkSafety, Limits, Placement, Problem, Verdict
 
@@ -26,33 +25,6 @@ if TYPE_CHECKING:
 
 ON_THIS_HOST = (None, "uni", "mp")
 """Executors whose workers all use the driver's own devices, where there is one host."""
-
-
-OF_THE_TOOLKIT = frozenset(
-    {
-        Capability.CHUNKED_PREFILL,
-        Capability.PREFIX_CACHING,
-        Capability.LOGPROBS,
-        Capability.PROMPT_LOGPROBS,
-        Capability.LOGPROBS_MODES,
-        Capability.POOLING,
-        Capability.PROFILE,
-        Capability.GRAMMAR,
-        Capability.LOGITS_PROCESSORS,
-        Capability.BLOCK_COPIES,
-        Capability.GRAPHS,
-        Capability.SHARDED_STATE,
-        Capability.TENSOR_PARALLEL,
-        Capability.PIPELINE_PARALLEL,
-    }
-)
-"""What the toolkit's worker and runner do on any device."""
-
-
-def declared(*more: Capability) -> Mapping[Capability, Support]:
-    """Return an answer for every capability: yes to the toolkit's and to ``more``."""
-    offered = OF_THE_TOOLKIT.union(more)
-    return {each: YES if each in offered else NOT_YET for each in Capability}
 
 
 class AcceleratorPlatform(Platform):
