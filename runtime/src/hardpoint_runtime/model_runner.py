@@ -180,7 +180,7 @@ class TorchModelRunner(ModelRunner):
     ) -> Sequence[AttentionMetadataBuilder]:
         """Return one attention metadata builder for each KV cache group."""
         return [
-            AttentionMetadataBuilder(self.device, group.spec.block_size)
+            AttentionMetadataBuilder(self.device, group.spec.block_size, self.operations)
             for group in kv_cache_config.groups
         ]
 
@@ -379,7 +379,8 @@ class TorchModelRunner(ModelRunner):
         order = batch_order(plan.num_tokens)
         counts = [plan.num_tokens[req_id] for req_id in order]
         dispatch = self.graphs and self.graphs.dispatch(plan.total_tokens, len(order), max(counts))
-        return build_inputs(self.requests, order, counts, dispatch=dispatch)
+        device = self.operations is not None and self.operations.maps_slots
+        return build_inputs(self.requests, order, counts, dispatch=dispatch, device_slots=device)
 
     def forward(self, inputs: BatchInputs, plan: SchedulerOutput) -> torch.Tensor | None:
         """Run the model; return the logits [m, V] of the rows to sample, None if there are none."""
@@ -451,7 +452,7 @@ class TorchModelRunner(ModelRunner):
                 "query_start": inputs.query_start.tolist(),
                 "seq_lens": inputs.seq_lens.tolist(),
                 "block_table": inputs.block_tables[index],
-                "slots": inputs.cache_slots[index],
+                "slots": inputs.cache_slots[index] if inputs.cache_slots else None,
                 "positions": inputs.positions,
                 "num_reqs": len(inputs.req_ids),
                 "num_tokens": len(inputs.row_of_token),

@@ -7,10 +7,12 @@ platform's own, else one for ``any`` platform, else the built-in. An offer whose
 a reason is passed over, and says so in the log and in :attr:`Operations.choices`.
 
 Shapes: T tokens, H hidden size, N outputs. ``attention`` and ``kv_write`` are described in
-:mod:`hardpoint_runtime.attention.paged`, ``experts`` in :mod:`hardpoint_runtime.mixture`,
+:mod:`hardpoint_runtime.attention.paged`, ``slot_mapping`` in
+:mod:`hardpoint_runtime.attention.slots`, ``experts`` in :mod:`hardpoint_runtime.mixture`,
 ``zero_blocks`` and ``copy_blocks`` in :mod:`hardpoint_runtime.memory.blocks`, ``penalise`` in
-:mod:`hardpoint_runtime.sampling.edits`, and what filters logits in
-:mod:`hardpoint_runtime.sampling.filters`.
+:mod:`hardpoint_runtime.sampling.edits`, what filters logits in
+:mod:`hardpoint_runtime.sampling.filters`, and ``accept_greedy`` and ``accept_drawn``, which wait
+for a runner that verifies drafts, in :mod:`hardpoint_runtime.sampling.rejection`.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from hardpoint.records import AnyPlatform, Offer
 from hardpoint.references import resolve as resolve_reference
 
 from hardpoint_runtime.attention import paged
+from hardpoint_runtime.attention.slots import SlotMapping, slot_mapping
 from hardpoint_runtime.memory import blocks
 from hardpoint_runtime.mixture import experts
-from hardpoint_runtime.sampling import edits, filters
+from hardpoint_runtime.sampling import edits, filters, rejection
 
 if TYPE_CHECKING:
     from hardpoint_runtime.attention.metadata import AttentionMetadata
@@ -110,6 +113,23 @@ class DrawTruncated(Protocol):
         anyone: Callable[[Tensor], list[int]],
     ) -> Tensor:
         """See :func:`hardpoint_runtime.sampling.filters.draw_truncated`."""
+
+
+class AcceptDrawn(Protocol):
+    """Decides which drafted tokens stay, where tokens are drawn."""
+
+    def __call__(
+        self,
+        drafts: Tensor,
+        starts: Tensor,
+        target: Tensor,
+        proposed: Tensor | None,
+        shares: Tensor,
+        keys: Tensor,
+        bonus: Tensor,
+        most: int,
+    ) -> Tensor:
+        """See :func:`hardpoint_runtime.sampling.rejection.accept_drawn`."""
 
 
 class Experts(Protocol):
@@ -204,18 +224,26 @@ class Operations:
     experts: Experts = experts
     kv_write: KVWrite = paged.kv_write
     attention: Attention = paged.attention
+    slot_mapping: SlotMapping = slot_mapping
     zero_blocks: Callable[[Sequence[Tensor], Tensor], None] = blocks.zero_blocks
     copy_blocks: CopyBlocks = blocks.copy_blocks
     penalise: edits.Penalise = edits.penalise_places
     temper: Callable[[Tensor, Tensor | None, Tensor | None], Tensor] = filters.tempered
     truncate: Callable[[Tensor, Tensor, Tensor], Tensor] = filters.truncated
     draw_truncated: DrawTruncated = filters.draw_truncated
+    accept_greedy: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor] = rejection.accept_greedy
+    accept_drawn: AcceptDrawn = rejection.accept_drawn
     choices: tuple[Choice, ...] = ()
+
+    @property
+    def maps_slots(self) -> bool:
+        """Whether something better is offered than to find cache slots on the host."""
+        return self.slot_mapping is not slot_mapping
 
 
 HOOK = "hardpoint_operations"
 NAMES = tuple(each.name for each in fields(Operations) if each.name != "choices")
-"""The operations that runners of this version call."""
+"""The operations that can be offered."""
 
 
 def resolve(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hardpoint_runtime.attention import paged
+from hardpoint_runtime.attention import slots as plain_slots
 from hardpoint_runtime.batch.block_table import context_parallel_slots
 from hardpoint_runtime.graphs.recorded import GraphPool, record_graph
 from hardpoint_runtime.kernels import attention as attention_kernels
@@ -173,13 +174,14 @@ def test_slot_mapping(seed, monkeypatch):
     )  # fmt: skip
     pad = source.randrange(4)
     starts = np.concatenate([starts, [starts[-1]] * 2])
-    found = slots.slot_mapping(
-        torch.from_numpy(table), torch.from_numpy(starts.astype(np.int32)),
-        torch.from_numpy(np.concatenate([positions, np.zeros(pad, dtype=np.int64)])),
-        block_size=block_size, max_query=source.choice([1, max(counts)]), size=size, rank=rank,
-        interleave=interleave,
-    )  # fmt: skip
-    assert found.tolist() == [*expected.tolist(), *[-1] * pad]
+    most = source.choice([1, max(counts)])
+    for module in (slots, plain_slots):
+        found = module.slot_mapping(
+            torch.from_numpy(table), torch.from_numpy(starts.astype(np.int32)),
+            torch.from_numpy(np.concatenate([positions, np.zeros(pad, dtype=np.int64)])),
+            block_size=block_size, max_query=most, size=size, rank=rank, interleave=interleave,
+        )  # fmt: skip
+        assert found.tolist() == [*expected.tolist(), *[-1] * pad]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])

@@ -76,4 +76,4 @@ def test_offers_and_the_runner_need_no_triton():
         "print(len(hardpoint_runtime.kernels.offers.kernel_operations('x')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "8\n", done.stderr
+    assert done.stdout == "11\n", done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -155,6 +157,44 @@ def test_the_next_batch_of_a_graph_leaves_nothing_of_the_last(buffers):
     assert group.block_table.tolist() == [[4, 0, 0, 0, 0, 0]] + [[0] * 6] * 4
     assert group.seq_lens.tolist() == [1, 0, 0, 0, 0]
     assert group.slots.tolist() == [3] + [-1] * 13
+
+
+def where_the_table_says(metadata):
+    """Slots of the real tokens, by the rows of the metadata."""
+    found = []
+    for row, (start, stop) in enumerate(itertools.pairwise(metadata.query_start)):
+        for position in range(metadata.seq_lens[row] - (stop - start), metadata.seq_lens[row]):
+            block = int(metadata.host_block_table[row, position // 4])
+            found.append(block * 4 + position % 4)
+    return found
+
+
+def test_slots_that_are_not_given_are_found_on_the_device(buffers):
+    given = padded(slots=None)
+    most = given.pop("max_query")
+    eager = BUILDER.build(**given)
+    expected = [*where_the_table_says(eager), -1, -1, -1, -1]
+    assert expected[:3] == [20, 21, 8], "the second row's first new token is its fifth"
+    assert eager.slots.tolist() == expected
+    assert eager.write_rows.tolist() == list(range(10))
+    assert eager.write_slots.tolist() == expected[:10]
+    group = buffers.batch(14, 5, 14).groups[0]
+    metadata = BUILDER.build_for_graph(group, max_query=most, **given)
+    assert metadata.slots is metadata.write_slots is group.slots
+    assert group.slots.tolist() == expected
+    assert (buffers.whole.groups[0].slots[14:] == 99).all()
+    whole = BUILDER.build(**values(slots=None))
+    assert whole.write_rows is None
+    assert whole.slots.tolist() == whole.write_slots.tolist() == expected[:10]
+    assert BUILDER.build(**values(slots=[7] * 10)).slots.tolist() == [7] * 10, "given ones count"
+
+
+def test_a_step_of_padding_alone_has_no_slot():
+    metadata = BUILDER.build(
+        query_start=[0, 0], seq_lens=[0], block_table=[[]], slots=None, positions=[0, 0],
+        num_reqs=0, num_tokens=0,
+    )  # fmt: skip
+    assert metadata.slots.tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(13, 5), (14, 4), (14, 1)])

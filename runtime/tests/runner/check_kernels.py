@@ -14,6 +14,7 @@ from hardpoint_runtime.kernels import (
     paged_decode,
     paged_prefill,
     penalties,
+    slots,
 )
 from hardpoint_runtime.kernels.offers import KERNELS, kernel_operations
 from hardpoint_runtime.operations import HOOK
@@ -63,6 +64,7 @@ def launched(monkeypatch):
         (kv_write, "kv_write_kernel"),
         (paged_decode, "paged_decode_kernel"),
         (paged_prefill, "paged_prefill_kernel"),
+        (slots, "slot_mapping_kernel"),
         (blocks, "zero_blocks_kernel"),
         (blocks, "copy_blocks_kernel"),
         (penalties, "penalise_kernel"),
@@ -88,7 +90,7 @@ def test_tokens_are_those_of_torch(make_runner, make_driver, kernels, launched, 
     chosen = {each.name: each.reference for each in runner.operations.choices}
     for name in KERNELS:
         assert chosen[name].startswith("hardpoint_runtime.kernels."), name
-    assert len(launched) == 8
+    assert len(launched) == 9
     assert all(launched.values())
 
 

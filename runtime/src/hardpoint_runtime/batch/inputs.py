@@ -29,7 +29,8 @@ class BatchInputs:
     ``positions`` int64 [num_tokens]; ``row_of_token`` int64 [t]; ``query_start`` int32
     [num_reqs + 1], cumulative, its last value repeated over padding; ``seq_lens`` int32 [num_reqs]:
     computed + scheduled, 0 for padding. ``cache_slots[g]`` int64 [num_tokens], -1 for padding, and
-    ``block_tables[g]`` int32 [num_reqs, cols] belong to KV cache group g. ``sampled_rows`` int64
+    ``block_tables[g]`` int32 [num_reqs, cols] belong to KV cache group g; ``cache_slots`` is empty
+    where the device finds them. ``sampled_rows`` int64
     [m] are the rows whose next token can be drawn, ``logits_rows`` int64 [m] the places of their
     last tokens. ``dispatch`` says which graph the batch is padded for, None: none.
     """
@@ -80,10 +81,11 @@ def build_inputs(
     padded_reqs: int | None = None,
     padded_tokens: int | None = None,
     dispatch: Dispatch | None = None,
+    device_slots: bool = False,
 ) -> BatchInputs:
     """Build the inputs of the named requests, ``num_scheduled[i]`` tokens of request i, padded to
     ``padded_reqs`` rows and ``padded_tokens`` tokens (None: as many as there are), or to the shape
-    of the graph that ``dispatch`` names.
+    of the graph that ``dispatch`` names. ``device_slots``: no slot is found here.
     """
     if dispatch is not None and dispatch.mode is not GraphMode.NONE:
         padded_reqs, padded_tokens = dispatch.key.num_reqs, dispatch.key.num_tokens
@@ -120,7 +122,7 @@ def build_inputs(
         seq_lens=_padded(computed + counts, rows, 0, np.int32),
         cache_slots=tuple(
             _padded(table.slot_mapping(slots, row_of_token, positions), places, -1, np.int64)
-            for table in tables
+            for table in (() if device_slots else tables)
         ),
         block_tables=tuple(table.gather(slots, rows) for table in tables),
         sampled_rows=sampled,

@@ -25,12 +25,15 @@ LARGEST_HEAD = 128
 KERNELS: Mapping[str, str] = {
     "kv_write": "kv_write:kv_write",
     "attention": "attention:attention",
+    "slot_mapping": "slots:slot_mapping",
     "zero_blocks": "blocks:zero_blocks",
     "copy_blocks": "blocks:copy_blocks",
     "penalise": "penalties:penalise",
     "temper": "filters:temper",
     "truncate": "filters:truncate",
     "draw_truncated": "filters:draw_truncated",
+    "accept_greedy": "rejection:accept_greedy",
+    "accept_drawn": "rejection:accept_drawn",
 }
 """Operations by their kernels, in this package."""
 OF_NUMBERS = ("kv_write", "attention")

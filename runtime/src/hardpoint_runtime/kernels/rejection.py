@@ -1,4 +1,5 @@
-"""Rejection sampling for speculative decoding: which drafts stay, and what comes instead.
+"""The operations ``accept_greedy`` and ``accept_drawn``: which drafts of speculative decoding stay,
+and what comes instead. Runners of this version refuse drafts, so that no step calls them yet.
 
 Does what :mod:`hardpoint_runtime.sampling.rejection` describes, in two launches whatever the
 drafts: one program for each draft finds what would come instead, one for each row chooses.

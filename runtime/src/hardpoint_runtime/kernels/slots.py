@@ -1,4 +1,4 @@
-"""Slot mapping on the device: from block tables and positions to where tokens are cached."""
+"""The operation ``slot_mapping``: from block tables and positions to where tokens are cached."""
 
 from __future__ import annotations
 
@@ -62,14 +62,7 @@ def slot_mapping(
     interleave: int = 1,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the cache slot int64 [T] of each token, in ``out`` if given; -1 for padding tokens and
-    for those that another context-parallel rank keeps.
-
-    ``table`` int32 [R, C], ``query_start`` int32 [R + 1], ``positions`` int64 [T], all on the
-    device; a row has at most about ``max_query`` tokens (a guess: only the speed depends on it).
-    ``size``, ``rank`` and ``interleave`` as in
-    :func:`hardpoint_runtime.batch.block_table.context_parallel_slots`.
-    """
+    """Map as :func:`hardpoint_runtime.attention.slots.slot_mapping` does."""
     slots = torch.empty_like(positions) if out is None else out
     if len(positions):
         slot_mapping_kernel[(len(table) + 1, triton.cdiv(max(max_query, 1), TOKENS))](
