@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -67,6 +68,17 @@ SIGNATURES: Mapping[str, tuple[Any, ...]] = {
 """What is called -> the types of its arguments. Each returns 0, or what went wrong."""
 
 
+def loaded(name: str) -> str | None:
+    """Return the path of the library ``name``, or of a version of it (``name.7``), that this
+    process has loaded.
+    """
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        path = line.partition("/")[2]
+        if path.rpartition("/")[2].startswith(name):
+            return f"/{path}"
+    return None
+
+
 class DriverVirtualMemory(VirtualMemory):
     """The memory of device ``index``. Built when the device is taken: its context is current then.
 
@@ -92,8 +104,10 @@ class DriverVirtualMemory(VirtualMemory):
         self.granularity = size.value
 
     def load(self) -> ctypes.CDLL:
-        """Return the driver's library. Raises OSError where it is not there."""
-        return ctypes.CDLL(self.library_name)
+        """Return the driver's library: the copy that is loaded, whatever its version, as another
+        would know nothing of the device that torch took. Raises OSError where there is none.
+        """
+        return ctypes.CDLL(loaded(self.library_name) or self.library_name)
 
     def told(self, code: int) -> str:
         """Return what the driver says of an error."""

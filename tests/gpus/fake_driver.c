@@ -1,8 +1,22 @@
-/* The virtual memory of CUDA's driver, over pages of this process, for one device: the functions and
- * structures that hardpoint_cuda.virtual_memory calls, with what the real ones refuse.
+/* The virtual memory of a GPU's driver, over pages of this process, for one device: the functions and
+ * structures that the platforms call, with what the real ones refuse (orders, sizes, properties).
  *
- * Compiled by test_cuda_virtual_memory.py. `fake_*` is for the test.
+ * Compiled by test_gpu_virtual_memory.py: CUDA's as it stands (cuda.h), HIP's with -DHIP: other names
+ * for the functions (hip/hip_runtime_api.h), the same codes, and structures of the same layout.
+ * `fake_*` is for the test.
  */
+#ifdef HIP
+#define cuMemGetAllocationGranularity hipMemGetAllocationGranularity
+#define cuMemAddressReserve hipMemAddressReserve
+#define cuMemAddressFree hipMemAddressFree
+#define cuMemCreate hipMemCreate
+#define cuMemRelease hipMemRelease
+#define cuMemMap hipMemMap
+#define cuMemUnmap hipMemUnmap
+#define cuMemSetAccess hipMemSetAccess
+#define cuMemcpyDtoH_v2 hipMemcpyDtoH
+#define cuMemcpyHtoD_v2 hipMemcpyHtoD
+#endif
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <stdint.h>
@@ -22,7 +36,9 @@ typedef struct {
         unsigned char compressionType;
         unsigned char gpuDirectRDMACapable;
         unsigned short usage;
+#ifndef HIP
         unsigned char reserved[4];
+#endif
     } allocFlags;
 } CUmemAllocationProp;
 typedef struct { CUmemLocation location; int flags; } CUmemAccessDesc;
@@ -46,7 +62,7 @@ static int right(const CUmemAllocationProp *prop) {
     static const unsigned char none[8];
     return prop->type == 1 && prop->requestedHandleTypes == 0 && prop->location.type == 1 &&
            prop->location.id == 0 && !prop->win32HandleMetaData &&
-           !memcmp(&prop->allocFlags, none, sizeof none);
+           !memcmp(&prop->allocFlags, none, sizeof prop->allocFlags);
 }
 
 static int find(CUdeviceptr at, size_t size) {
@@ -147,7 +163,12 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr at, const void *from, size_t size) {
     return SUCCESS;
 }
 
-CUresult cuGetErrorString(CUresult code, const char **out) {
-    *out = code == NO_MEMORY ? "out of memory" : code == NOT_MAPPED ? "not mapped" : "invalid value";
-    return SUCCESS;
+static const char *told(CUresult code) {
+    return code == NO_MEMORY ? "out of memory" : code == NOT_MAPPED ? "not mapped" : "invalid value";
 }
+
+#ifdef HIP
+const char *hipGetErrorString(CUresult code) { return told(code); }
+#else
+CUresult cuGetErrorString(CUresult code, const char **out) { return *out = told(code), SUCCESS; }
+#endif
