@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 
 import pytest
+from attrs import evolve
 from hardpoint_runtime.accelerator.surroundings import Surroundings
 from hardpoint_xpu.bfloat16 import family_of
 from hardpoint_xpu.detection import look
 from hardpoint_xpu.masks import MaskError, Root, shown
 from hardpoint_xpu.selector import selected
 
-ARC, MAX, IRIS = "0x56a0", "0x0bd5", "0x9a49"
+ARC, MAX, IRIS = "0x56a1", "0x0bd5", "0x9a49"
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
@@ -32,10 +33,10 @@ def test_gpus_are_seen_with_name_and_memory(machine, count):
             {"torch": {"__version__": "2.13.0+cpu", "xpu": None}},
             "the installed torch (2.13.0+cpu) is not built for XPU",
         ),
-        ({"environ": {"ZE_AFFINITY_MASK": ""}}, "ZE_AFFINITY_MASK= leave no GPU"),
         ({"environ": {"ZE_AFFINITY_MASK": "7"}}, "ZE_AFFINITY_MASK=7 leave no GPU"),
         ({"environ": {"ZE_AFFINITY_MASK": "a"}}, "ZE_AFFINITY_MASK=a: 'a' is not the number"),
         ({"environ": {"ZE_FLAT_DEVICE_HIERARCHY": "ROUND"}}, "none of FLAT, COMPOSITE, COMBINED"),
+        ({"environ": {"ZE_FLAT_DEVICE_HIERARCHY": "flat"}}, "none of FLAT, COMPOSITE, COMBINED"),
         ({"environ": {"ONEAPI_DEVICE_SELECTOR": "opencl:*"}}, "SELECTOR=opencl:* leave no GPU"),
         ({"environ": {"ONEAPI_DEVICE_SELECTOR": "gpu"}}, "'gpu' has no colon"),
         ({"environ": {"ONEAPI_DEVICE_SELECTOR": "vulkan:0"}}, "names a backend that is none of"),
@@ -76,12 +77,17 @@ def test_under_wsl_the_build_of_torch_is_believed(machine):
 @pytest.mark.parametrize(
     ("number", "name", "bfloat16"),
     [
-        ("0x56a0", "Arc A", True),
+        ("0x56a1", "Arc A", True),
+        ("0x56a0", "Arc A770", False),
+        ("0x5690", "Arc A770", False),
         ("0x56C0", "Data Center GPU Flex", True),
         ("0x0bd5", "Data Center GPU Max", True),
         ("0xe20b", "Arc B", True),
         ("0x7d51", "Arc graphics of Arrow Lake H", True),
+        ("0x7d41", "graphics of Arrow Lake U and S", False),
+        ("0x7d67", "graphics of Arrow Lake U and S", False),
         ("0x7d55", "Arc graphics of Meteor Lake", False),
+        ("0x7dd5", "Arc graphics of Meteor Lake", False),
         ("0x9a49", "Iris Xe", False),
     ],
 )
@@ -118,12 +124,17 @@ def test_tiles_are_devices_unless_cards_are_counted(machine):
     [
         (None, None, [(0, 1), (0, 1), (1, 1), (1, 1)]),
         (None, "3,0", [(0, 1), (1, 1)]),
-        ("flat", "1", [(0, 1)]),
+        (None, "", [(0, 1), (0, 1), (1, 1), (1, 1)]),
+        (None, "default", [(0, 1), (0, 1), (1, 1), (1, 1)]),
+        ("", "1", [(0, 1)]),
+        ("FLAT", "1", [(0, 1)]),
         ("COMPOSITE", None, [(0, 2), (1, 2)]),
         ("COMPOSITE", "1", [(1, 2)]),
         ("COMPOSITE", "1.0", [(1, 1)]),
         ("COMPOSITE", "0.0,0.1,1.5", [(0, 2)]),
-        ("COMBINED", "0.1,1", [(0, 1), (1, 2)]),
+        ("COMPOSITE", "", [(0, 2), (1, 2)]),
+        ("COMPOSITE", "0.1,1", [(0, 1), (1, 2)]),
+        ("COMBINED", "3,0", [(0, 1), (1, 1)]),
         ("COMBINED", "9", []),
     ],
 )
@@ -136,6 +147,21 @@ def test_the_affinity_mask_filters(hierarchy, mask, seen):
 def test_tiles_cannot_be_named_where_they_are_the_devices():
     with pytest.raises(MaskError, match=r"'1\.0' is not the number of a device here"):
         shown((2,), {"ZE_AFFINITY_MASK": "1.0"})
+
+
+def test_gpus_are_in_level_zeros_order(machine, tmp_path):
+    """Cards of their own first, whatever their files are called; then by PCI address."""
+    around = machine([IRIS, MAX, ARC])
+    (tmp_path / "sys/class/drm/renderD128/device/drm/card0/lmem_total_bytes").unlink()
+    for node, slot in (("128", "00:02.0"), ("129", "3a:00.0"), ("130", "03:00.0")):
+        uevent = f"DRIVER=xe\nPCI_SLOT_NAME=0000:{slot}\n"
+        (tmp_path / f"sys/class/drm/renderD{node}/device/uevent").write_text(uevent)
+    names = ["Intel Arc A", "Intel Data Center GPU Max", "Intel Iris Xe"]
+    assert [device.name for device in look(around).devices] == names
+    by_bus = evolve(around, environ={"ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"})
+    assert [device.name for device in look(by_bus).devices] == [names[2], names[0], names[1]]
+    second = evolve(around, environ={"ZE_AFFINITY_MASK": "1"})
+    assert [device.name for device in look(second).devices] == [names[1]]
 
 
 @pytest.mark.parametrize(

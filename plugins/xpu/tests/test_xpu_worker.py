@@ -8,7 +8,7 @@ import pytest
 import torch
 from attrs import evolve
 from hardpoint.capabilities import Capability
-from hardpoint.config.schema import Config, GraphConfig, ModelConfig
+from hardpoint.config.schema import Config, GraphConfig, ModelConfig, ParallelConfig
 from hardpoint.errors import ConfigError, PluginError, UnsupportedError
 from hardpoint.records import WorkerContext
 from hardpoint.registry import Registry
@@ -33,7 +33,7 @@ def devices(monkeypatch):
             is_available=lambda: count > 0,
             device_count=lambda: count,
             current=None,
-            is_bf16_supported=lambda: bfloat16,
+            is_bf16_supported=lambda including_emulation=True: including_emulation or bfloat16,
             get_device_name=lambda device: "Intel Iris Xe",
         )
         made.set_device = lambda index: setattr(made, "current", index)
@@ -140,6 +140,31 @@ def test_sleep_and_graphs_are_not_both_promised(sleep, mode, refused):
     assert [problem.key for problem in problems] == (["graph_mode"] if refused else [])
     if refused:
         assert "sleep and wake and graphs exclude each other here" in problems[0].message
+
+
+@pytest.mark.parametrize(
+    ("tensor", "stages", "mode", "refused"),
+    [
+        (2, 1, "piecewise", True),
+        (2, 1, "full", True),
+        (2, 1, "none", False),
+        (2, 1, None, False),
+        (1, 2, "full", False),
+    ],
+)
+def test_graphs_hold_no_collectives(tensor, stages, mode, refused):
+    """oneCCL's operations cannot be captured."""
+    parallel = ParallelConfig(tensor_parallel_size=tensor, pipeline_parallel_size=stages)
+    platform = XpuPlatform(XpuSettings(substitute="host", substitute_devices=2))
+    config = evolve(Config(), graph=GraphConfig(graph_mode=mode), parallel=parallel)
+    problems = platform.check(config)
+    assert [problem.key for problem in problems] == (["graph_mode"] if refused else [])
+    if refused:
+        assert "collectives of xccl" in problems[0].message
+
+
+def test_graphs_are_for_those_who_ask():
+    assert (XpuDeviceOps.default_graph_mode, XpuSubstituteOps.default_graph_mode) == ("none",) * 2
 
 
 def test_the_pair_that_excludes_each_other_is_data():

@@ -18,6 +18,7 @@ class XpuDeviceOps(AcceleratorDeviceOps):
     """The port to one Intel GPU."""
 
     graph_class: ClassVar[str | None] = "XPUGraph"
+    default_graph_mode: ClassVar[str] = "none"  # unasked, memory can sleep: not both are to be had
     collectives: ClassVar[str | None] = XpuPlatform.collectives
 
     def make_pools(self) -> AddressKeepingPools:

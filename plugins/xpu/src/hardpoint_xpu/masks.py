@@ -1,7 +1,9 @@
 """ZE_AFFINITY_MASK: which devices Level Zero shows. A filter: it changes no order.
 
-Devices are numbered as ZE_FLAT_DEVICE_HIERARCHY says: FLAT (the default) counts tiles, COMPOSITE
-and COMBINED count cards, ``1.0`` being the first tile of card 1.
+Devices are numbered as ZE_FLAT_DEVICE_HIERARCHY says: FLAT (the default) and COMBINED count tiles,
+COMPOSITE counts cards, ``1.0`` being the first tile of card 1. An empty mask, or ``default``, hides
+nothing. So it stands in Intel's compute-runtime, ``ExecutionEnvironment::parseAffinityMask``, which
+passes over in silence what is an error here: names of another hierarchy.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from attrs import frozen
 
 AFFINITY, HIERARCHY = "ZE_AFFINITY_MASK", "ZE_FLAT_DEVICE_HIERARCHY"
 HIERARCHIES = ("FLAT", "COMPOSITE", "COMBINED")
+EVERYTHING = ("", "default")
 
 
 @frozen(kw_only=True)
@@ -30,12 +33,14 @@ class MaskError(ValueError):
 
 def shown(tiles: Sequence[int], environ: Mapping[str, str]) -> tuple[Root, ...]:
     """Return what Level Zero shows of cards with so many ``tiles`` each. Raises MaskError."""
-    hierarchy = environ.get(HIERARCHY, "FLAT").upper() or "FLAT"
+    hierarchy = environ.get(HIERARCHY) or "FLAT"
     if hierarchy not in HIERARCHIES:
         raise MaskError(f"{HIERARCHY}={hierarchy} is none of {', '.join(HIERARCHIES)}")
     mask = environ.get(AFFINITY)
+    if mask in EVERYTHING:
+        mask = None
     parts = [] if mask is None else [part.strip() for part in mask.split(",") if part.strip()]
-    if hierarchy == "FLAT":
+    if hierarchy != "COMPOSITE":
         flat = [card for card, count in enumerate(tiles) for _ in range(count)]
         kept = {_number(part, mask) for part in parts} if mask is not None else range(len(flat))
         return tuple(Root(card=card) for place, card in enumerate(flat) if place in kept)

@@ -63,6 +63,15 @@ class XpuPlatform(AcceleratorPlatform):
         """Also return what excludes what."""
         mode = config.graph.graph_mode
         problems = [*super().check(config)]
+        if config.parallel.tensor_parallel_size > 1 and mode not in (None, "none"):
+            problems.append(
+                Problem(
+                    key="graph_mode", value=mode,
+                    message="with tensor_parallel_size above 1, layers hold collectives of "
+                    f"{self.collectives}, which graphs of this device do not capture.",
+                    way_out="Leave it out, or set pipeline_parallel_size instead.",
+                )
+            )  # fmt: skip
         if self.options.sleep == "on" and mode not in (None, "none"):
             problems.append(
                 Problem(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from attrs import frozen
@@ -12,18 +13,20 @@ from hardpoint_xpu.bfloat16 import Family, family_of
 
 VENDOR = "0x8086"
 DRM = "sys/class/drm"
+BY_ADDRESS = "ZE_ENABLE_PCI_ID_DEVICE_ORDER"
 
 
 @frozen(kw_only=True)
 class Card:
-    """One GPU: its PCI device number, what is known of it, its tiles and its memory in bytes (None
-    where that is the host's, or not told).
+    """One GPU: its PCI device number and address, what is known of it, its tiles and its memory in
+    bytes (None where that is the host's, or not told).
     """
 
     number: str
     family: Family | None
     tiles: int = 1
     memory_bytes: int | None = None
+    address: str = ""
 
     @property
     def name(self) -> str:
@@ -33,7 +36,7 @@ class Card:
 
 @frozen(kw_only=True)
 class Found:
-    """GPUs in the order of their device files, or the reasons why none is to be had."""
+    """GPUs in Level Zero's order, or the reasons why none is to be had."""
 
     cards: tuple[Card, ...] = ()
     reasons: tuple[str, ...] = ()
@@ -52,7 +55,15 @@ def find_cards(around: Surroundings) -> Found:
         return Found(
             reasons=(f"/dev/dri/{closed[0]} may not be opened by this user (group render)",)
         )
-    return Found(cards=tuple(_card(around, node) for node in ours))
+    return Found(cards=tuple(sorted((_card(around, node) for node in ours), key=_place(around))))
+
+
+def _place(around: Surroundings) -> Callable[[Card], tuple[bool, str]]:
+    """Return by what Level Zero orders GPUs: cards of their own before those of processors, unless
+    it is told not to, then by PCI address (compute-runtime: ``comparePciIdBusNumber``).
+    """
+    by_address = around.environ.get(BY_ADDRESS, "0") not in ("", "0")
+    return lambda card: (not by_address and card.memory_bytes is None, card.address)
 
 
 def _may_open(around: Surroundings, name: str) -> bool:
@@ -63,8 +74,14 @@ def _card(around: Surroundings, node: Path) -> Card:
     device = f"{DRM}/{node.name}/device"
     number = around.read(f"{device}/device") or "?"
     tiles = len(list((around.root / device).glob("tile[0-9]*"))) or 1
+    uevent = (around.read(f"{device}/uevent") or "").splitlines()
+    told = dict(line.split("=", 1) for line in uevent if "=" in line)
     return Card(
-        number=number, family=family_of(number), tiles=tiles, memory_bytes=_memory(around, device)
+        number=number,
+        family=family_of(number),
+        tiles=tiles,
+        memory_bytes=_memory(around, device),
+        address=told.get("PCI_SLOT_NAME", ""),
     )
 
 

@@ -50,11 +50,11 @@ class XpuWorker(AcceleratorWorker):
         if self.xpu_platform.on_substitute or self.config.model.dtype != "bfloat16":
             return
         module = self._module()
-        if not module.is_bf16_supported():
+        if not module.is_bf16_supported(including_emulation=False):
             problem = Problem(
                 key="dtype", value="bfloat16",
                 message=f"{module.get_device_name(self.port.device)} does not compute in it.",
-                way_out="Set it to float32.",
+                way_out="Set it to float32, or to float16.",
             )  # fmt: skip
             raise ConfigError(str(problem), problems=(problem,))
 
