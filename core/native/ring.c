@@ -4,7 +4,7 @@
  * hardpoint/rpc/shared_memory/inline.py do, which are the reference: same memory, same results, so
  * that one end may use these and the other those. The layout is that of layout.py, which hands its
  * numbers over: nothing of it is known here but the header of a frame and what the words HEAD,
- * WRITER_WAITS and CLOSED mean.
+ * WRITER_CPU, WRITER_WAITS and CLOSED mean.
  *
  * Everything runs under the interpreter's lock save the waiting, which runs without it; `pins`
  * keeps the memory mapped meanwhile.
@@ -12,6 +12,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <marshal.h>
 #include <poll.h>
 #include <sched.h>
@@ -30,9 +32,9 @@ typedef struct {
 } Header;
 _Static_assert(sizeof(Header) == 24, "the header of a frame has no gaps");
 
-enum { HEAD = 0, WRITER_WAITS = 8, CLOSED = 16, INLINE = 1, NOTHING = 2, VALUE = 3, PICKLED = 0x80 };
+enum { HEAD = 0, WRITER_CPU = 1, WRITER_WAITS = 8, CLOSED = 16, INLINE = 1, NOTHING = 2, VALUE = 3, PICKLED = 0x80 };
 #define MARSHAL_VERSION 2
-#define INTERFACE 4 /* as in inline.py: what is offered and how memory lies */
+#define INTERFACE 5 /* as in inline.py: what is offered and how memory lies */
 
 /* The memory of one ring. */
 typedef struct {
@@ -47,6 +49,10 @@ typedef struct {
     uint64_t tail, tail_word; /* of a reader */
     int counted;              /* whether the event on which it slept has still to be read */
     PyObject *tell_room;
+    char *crowd; /* file that counts those that run; NULL: whoever waits stays where it is */
+    unsigned long long met, parted;
+    int in_a_row;
+    uint64_t part_from, pause; /* ns */
 } Ring;
 
 static uint64_t load(volatile uint64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
@@ -115,6 +121,7 @@ static void ring_dealloc(Ring *self)
     ring_clear(self);
     if (self->base)
         PyBuffer_Release(&self->view);
+    PyMem_Free(self->crowd);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -179,6 +186,7 @@ static int put_frame(Ring *self, const Ids *ids, const char *data, uint64_t data
     memcpy(at, PyBytes_AS_STRING(ids->name), named);
     memcpy(at + named, data, data_size);
     self->head += length;
+    self->words[WRITER_CPU] = (uint64_t)(sched_getcpu() + 1);
     store(&self->words[HEAD], self->head);
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* whoever looks at flags next does so after that */
     return 1;
@@ -276,12 +284,19 @@ static PyType_Spec writer_spec = {"hardpoint.rpc.shared_memory._native.InlineWri
 
 static int reader_init(Ring *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"memory", "ring_at", "capacity", "tail_word", "tell_room", NULL};
+    static char *names[] = {"memory", "ring_at", "capacity", "tail_word", "tell_room", "crowd", NULL};
     PyObject *memory, *tell_room;
     unsigned long long ring_at, capacity, tail_word;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OKKKO", names, &memory, &ring_at, &capacity,
-                                     &tail_word, &tell_room))
+    const char *crowd = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OKKKO|z", names, &memory, &ring_at, &capacity,
+                                     &tail_word, &tell_room, &crowd))
         return -1;
+    if (crowd && !(self->crowd = PyMem_Malloc(strlen(crowd) + 1))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    if (crowd)
+        strcpy(self->crowd, crowd);
     self->ring_at = ring_at;
     self->mask = capacity - 1;
     self->tail_word = tail_word;
@@ -350,6 +365,80 @@ failed:
     return NULL;
 }
 
+/* Parting. Two that talk by yielding one processor to each other take twice as long as on two, and
+ * the kernel leaves them there for up to a tenth of a second, since nobody seems to wait. So a
+ * reader to which that happens IN_A_ROW times goes to another processor if one is idle. Where it
+ * may run is afterwards what it was before. What was in vain is tried again after twice the time.
+ */
+enum { IN_A_ROW = 8, CPUS = 8192, MASK = CPUS / 8 };
+static const uint64_t SHORTEST_PAUSE = 5000000, LONGEST_PAUSE = 160000000;
+typedef union {
+    unsigned char bytes[MASK];
+    cpu_set_t set;
+} Cpus;
+
+/* How many threads of this machine run or could: the fourth number of /proc/loadavg. */
+static int running(const char *path)
+{
+    char text[128];
+    int count = INT_MAX, file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return count;
+    ssize_t size = read(file, text, sizeof(text) - 1);
+    close(file);
+    text[size < 0 ? 0 : size] = 0;
+    return sscanf(text, "%*s %*s %*s %d/", &count) == 1 ? count : INT_MAX;
+}
+
+/* Have this thread leave `cpu`; whether it did. */
+static int step_aside(int cpu, const char *crowd)
+{
+    Cpus mine, others, seen;
+    if (sched_getaffinity(0, MASK, &mine.set) < 0 || !CPU_ISSET_S(cpu, MASK, &mine.set))
+        return 0;
+    int usable = CPU_COUNT_S(MASK, &mine.set);
+    if (usable < 2 || running(crowd) > 1 + usable / 2) /* these two, and few enough others */
+        return 0;
+    others = mine;
+    CPU_CLR_S(cpu, MASK, &others.set);
+    if (sched_setaffinity(0, MASK, &others.set) < 0)
+        return 0;
+    seen = others;
+    sched_getaffinity(0, MASK, &seen.set);
+    for (int i = 0; i < MASK; i++)
+        if (seen.bytes[i] & ~others.bytes[i])
+            return 1; /* somebody else has said meanwhile where it may run */
+    /* All first: a thread that was never confined goes on to follow its cpuset. */
+    memset(&others, -1, sizeof(others));
+    if (sched_setaffinity(0, MASK, &others.set) < 0 || sched_getaffinity(0, MASK, &seen.set) < 0 ||
+        !CPU_EQUAL_S(MASK, &seen.set, &mine.set))
+        sched_setaffinity(0, MASK, &mine.set);
+    return 1;
+}
+
+/* A frame has come for which this thread was waiting. */
+static void look_for_writer(Ring *self)
+{
+    int cpu = sched_getcpu();
+    if (cpu < 0 || self->words[WRITER_CPU] != (uint64_t)cpu + 1) {
+        self->in_a_row = 0;
+        return;
+    }
+    self->met++;
+    if (++self->in_a_row < IN_A_ROW)
+        return;
+    self->in_a_row = 0;
+    uint64_t now = now_ns();
+    if (now < self->part_from)
+        return;
+    int again = now - self->part_from < self->pause;
+    self->pause = !again                         ? SHORTEST_PAUSE
+                  : self->pause < LONGEST_PAUSE ? 2 * self->pause
+                                                 : LONGEST_PAUSE;
+    self->part_from = now + self->pause;
+    self->parted += step_aside(cpu, self->crowd);
+}
+
 /* Return the next message as take does; if none is here, yield the processor until one is, for so
  * many seconds at most.
  */
@@ -366,6 +455,8 @@ static PyObject *reader_next(Ring *self, PyObject *seconds)
         do /* to yield comes first: who is to run next may need this core */
             sched_yield();
         while (load(&self->words[HEAD]) == tail && now_ns() < end);
+        if (self->crowd && load(&self->words[HEAD]) != tail)
+            look_for_writer(self);
         Py_END_ALLOW_THREADS
         self->pins--;
     }
@@ -388,6 +479,7 @@ static PyObject *reader_sleep(Ring *self, PyObject *const *args, Py_ssize_t coun
         return PyErr_Format(PyExc_ValueError, "there is no word %zd for a flag", at);
     volatile uint64_t *flag = &self->words[at];
     uint64_t counter;
+    self->in_a_row = 0;
     if (self->counted) { /* a wake-up is taken away with the next sleep: what was waited for came first */
         self->counted = 0;
         if (read(event, &counter, sizeof(counter)) < 0 && errno != EAGAIN)
@@ -419,7 +511,11 @@ static PyMethodDef reader_methods[] = {{"take", (PyCFunction)reader_take, METH_N
                                         METH_FASTCALL, NULL},
                                        {"release", (PyCFunction)ring_release, METH_NOARGS, NULL},
                                        {NULL}};
-static PyMemberDef reader_members[] = {{"tail", T_ULONGLONG, offsetof(Ring, tail), 0, NULL}, {NULL}};
+static PyMemberDef reader_members[] = {{"tail", T_ULONGLONG, offsetof(Ring, tail), 0, NULL},
+                                       {"met", T_ULONGLONG, offsetof(Ring, met), 0, NULL},
+                                       {"parted", T_ULONGLONG, offsetof(Ring, parted), 0, NULL},
+                                       {"in_a_row", T_INT, offsetof(Ring, in_a_row), 0, NULL},
+                                       {NULL}};
 static PyType_Slot reader_slots[] = {{Py_tp_init, reader_init},       {Py_tp_methods, reader_methods},
                                      {Py_tp_members, reader_members}, {Py_tp_dealloc, ring_dealloc},
                                      {Py_tp_traverse, ring_traverse}, {Py_tp_clear, ring_clear},

@@ -15,6 +15,7 @@ from hardpoint.rpc import channel, codec
 from hardpoint.rpc.calls import Reply
 from hardpoint.rpc.channel import ChannelClosedError, WorkerHandle
 from hardpoint.rpc.failures import RemoteFailure
+from hardpoint.rpc.shared_memory import worker_end
 
 PATIENCE = 30.0
 
@@ -28,7 +29,8 @@ def wait_for(path):
 
 
 class Methods:
-    def __init__(self, rank):
+    def __init__(self, end, rank):
+        self.end = end
         self.rank = rank
         self.kept = {}
 
@@ -72,10 +74,18 @@ class Methods:
     def cpu(self):
         return time.process_time()
 
+    def confine(self, processors):
+        os.sched_setaffinity(0, processors)
+
+    def parted(self):
+        """Return where this thread may run, and how often its end met the driver and went away."""
+        reader = self.end._calls.inline
+        return tuple(sorted(os.sched_getaffinity(0))), reader.met, reader.parted
+
 
 def serve(end, rank):
     """Run calls until one is "stop" or the channel closes; return how many were run."""
-    methods, count = Methods(rank), 0
+    methods, count = Methods(end, rank), 0
     try:
         while True:
             call = end.receive(None)
@@ -109,6 +119,7 @@ def serve(end, rank):
 
 if __name__ == "__main__":
     told = json.loads(sys.argv[1])
+    worker_end.CROWD = told["crowd"]
     given = WorkerHandle(fds=tuple(told["fds"]), data=told["data"])
     serve(channel.attach(given, told["rank"]), told["rank"])
     sys.stdout.flush()

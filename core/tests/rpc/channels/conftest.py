@@ -18,6 +18,7 @@ from attrs import evolve
 from hardpoint.rpc import channel
 from hardpoint.rpc.calls import Call, CallTable
 from hardpoint.rpc.receiver import Receiver
+from hardpoint.rpc.shared_memory.parting import CROWD
 
 SCRIPT = Path(__file__).with_name("channel_worker.py")
 PATIENCE = 30.0
@@ -51,9 +52,9 @@ class Group:
                 (self.start_thread if near else self.start_process)(rank)
             self.call("rank_of")  # all are there
 
-    def start_process(self, rank):
+    def start_process(self, rank, crowd=CROWD):
         handle = self.end.worker_handle(rank)
-        told = {"fds": handle.fds, "data": dict(handle.data), "rank": rank}
+        told = {"fds": handle.fds, "data": dict(handle.data), "rank": rank, "crowd": str(crowd)}
         command = [sys.executable, str(SCRIPT), json.dumps(told)]
         self.workers.append(subprocess.Popen(command, pass_fds=handle.fds))
 

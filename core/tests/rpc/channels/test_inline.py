@@ -18,7 +18,15 @@ from hardpoint.rpc.calls import Call, CallTable
 from hardpoint.rpc.shared_memory import inline
 from hardpoint.rpc.shared_memory.bell import Event, make_event
 from hardpoint.rpc.shared_memory.inline import hot_path, why_not_native
-from hardpoint.rpc.shared_memory.layout import CLOSED, FAILURE, HEAD, NOTHING, VALUE, WRITER_WAITS
+from hardpoint.rpc.shared_memory.layout import (
+    CLOSED,
+    FAILURE,
+    HEAD,
+    NOTHING,
+    VALUE,
+    WRITER_CPU,
+    WRITER_WAITS,
+)
 from hardpoint.rpc.shared_memory.memory import PAGE, Memory
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -86,6 +94,9 @@ def test_both_write_the_same_bytes_and_read_the_same_messages(
             done = ours.writer.put_plain(*ids, value)
             assert compiled.writer.put_plain(*ids, value) is done
             assert compiled.writer.head == ours.writer.head
+        seen = compiled.memory.words[WRITER_CPU]
+        assert bool(seen) == bool(ours.writer.head)
+        compiled.memory.words[WRITER_CPU] = 0  # what Python cannot know
         assert compiled.memory.map[:] == ours.memory.map[:]
         while (message := ours.reader.take()) is not None:
             assert compiled.reader.take() == message

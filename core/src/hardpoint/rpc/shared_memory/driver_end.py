@@ -36,6 +36,7 @@ from hardpoint.rpc.shared_memory.layout import (
     VALUE,
 )
 from hardpoint.rpc.shared_memory.memory import Fence, Memory
+from hardpoint.rpc.shared_memory.parting import has_room
 from hardpoint.rpc.shared_memory.ring_reader import RingReader
 from hardpoint.rpc.shared_memory.ring_writer import RingWriter
 
@@ -57,6 +58,7 @@ class SharedDriverEnd(DriverEnd):
             "reply_ring": REPLY_RING,
             "arena": ARENA,
             "native": native,
+            "apart": has_room(world_size),
         }
         self._memories: list[Memory] = []
         self._events: list[Event] = []

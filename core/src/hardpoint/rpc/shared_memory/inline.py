@@ -33,7 +33,7 @@ from hardpoint.rpc.shared_memory.memory import Fence
 _COMPILED = "hardpoint.rpc.shared_memory._native"
 _HEADER = FRAME.size
 _ROUND = _HEADER + 7
-INTERFACE = 4
+INTERFACE = 5
 """Raised with every change of these classes or of the layout: compiled code of another number, left
 from an earlier installation, is not used.
 """
@@ -145,8 +145,14 @@ class InlineWriter:
 class InlineReader:
     """Reads frames that lie in line; ``tail`` is where the next one begins.
 
-    ``tell_room()`` is called when a writer waits for the room that a frame leaves.
+    ``tell_room()`` is called when a writer waits for the room that a frame leaves. With ``crowd``
+    (see :mod:`~hardpoint.rpc.shared_memory.parting`) the compiled one goes to another processor
+    when waiting has made it meet the writer on its own again and again: ``met`` counts the frames
+    for which it did, ``in_a_row`` the last of them, ``parted`` how often it went. This one, which
+    cannot know, stays.
     """
+
+    met = in_a_row = parted = 0
 
     def __init__(
         self,
@@ -155,7 +161,9 @@ class InlineReader:
         capacity: int,
         tail_word: int,
         tell_room: Callable[[], None],
+        crowd: str | None = None,
     ) -> None:
+        del crowd
         self._map = memory
         self._bytes = memoryview(memory)
         self._words = self._bytes.cast("Q")

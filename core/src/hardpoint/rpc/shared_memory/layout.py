@@ -12,7 +12,10 @@ from attrs import field, frozen
 
 from hardpoint.rpc.shared_memory.memory import PAGE
 
-HEAD, WRITER_WAITS, CLOSED, DRIVER_SLEEPS = 0, 8, 16, 24
+HEAD, WRITER_CPU, WRITER_WAITS, CLOSED, DRIVER_SLEEPS = 0, 1, 8, 16, 24
+"""WRITER_CPU: one more than the number of the processor on which the last frame was written; 0 if
+that is not known.
+"""
 _READERS, _PER_READER, _LINE = 32, 16, 8
 SLOTS = 64
 """Large messages that can be held at once; more of them stream through the ring."""

@@ -44,6 +44,7 @@ class RingReader:
         *,
         name: int = 0,
         hot: HotPath | None = None,
+        crowd: str | None = None,
     ) -> None:
         self.name = name
         self._layout = layout
@@ -56,7 +57,7 @@ class RingReader:
         self._mask = layout.capacity - 1
         self._tail_word = layout.tail(reader)
         self.inline = (hot or hot_path()).InlineReader(
-            memory.map, layout.ring_at, layout.capacity, self._tail_word, self._tell_room
+            memory.map, layout.ring_at, layout.capacity, self._tail_word, self._tell_room, crowd
         )
         self._windows = Windows(memory, layout, reader, self._tell_room)
         self._assembly: _Assembly | None = None

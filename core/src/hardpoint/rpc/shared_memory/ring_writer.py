@@ -22,6 +22,7 @@ from hardpoint.rpc.shared_memory.layout import (
     SLAB,
     SLABBED,
     STREAM,
+    WRITER_CPU,
     WRITER_WAITS,
     RingLayout,
 )
@@ -118,6 +119,7 @@ class RingWriter:
 
     def _publish(self, head: int) -> None:
         """Show the readers what was written up to ``head``."""
+        self._words[WRITER_CPU] = 0
         self.inline.head = self._words[HEAD] = head
         self._fence()
 

@@ -22,6 +22,7 @@ from hardpoint.rpc.shared_memory.layout import (
     VALUE,
 )
 from hardpoint.rpc.shared_memory.memory import Memory
+from hardpoint.rpc.shared_memory.parting import CROWD
 from hardpoint.rpc.shared_memory.ring_reader import RingReader
 from hardpoint.rpc.shared_memory.ring_writer import RingWriter
 
@@ -48,7 +49,8 @@ class SharedWorkerEnd(WorkerEnd):
         self._words = self._memories[0].words
         self._sleeps = calls.sleeps(rank)
         hot = hot_path(data["native"])
-        self._calls = RingReader(self._memories[0], calls, rank, room, hot=hot)
+        crowd = str(CROWD) if data.get("apart") else None
+        self._calls = RingReader(self._memories[0], calls, rank, room, hot=hot, crowd=crowd)
         self._next, self._rest = self._calls.inline.next, self._calls.inline.sleep
         self._names = Names()
         self._known = self._names.decoded
