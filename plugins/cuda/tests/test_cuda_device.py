@@ -89,6 +89,7 @@ def test_every_capability_is_declared():
         ((7, 0), "Volta", False, False),
         ((7, 5), "Turing", False, False),
         ((8, 0), "Ampere", True, False),
+        ((8, 8), "Ampere", True, False),
         ((8, 9), "Ada Lovelace", True, True),
         ((9, 0), "Hopper", True, True),
         ((10, 0), "Blackwell", True, True),
@@ -100,6 +101,16 @@ def test_features_by_compute_capability(capability, generation, bfloat16, float8
     assert (found.generation, found.bfloat16, found.float8) == (generation, bfloat16, float8)
 
 
-def test_what_is_older_than_the_kernels_has_no_features():
+def test_shared_memory_of_a_block_by_compute_capability():
+    """KiB, as the table of CCCL has them."""
+    numbers = {name: features.shared_kib for name, features in FEATURES.items()}
+    assert numbers == {
+        (7, 0): 96, (7, 2): 96, (7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 8): 99,
+        (8, 9): 99, (9, 0): 227, (10, 0): 227, (10, 3): 227, (11, 0): 227, (12, 0): 99,
+        (12, 1): 99,
+    }  # fmt: skip
+
+
+def test_what_is_older_than_the_first_tensor_cores_has_no_features():
     assert features_of((6, 1)) is None
     assert min(FEATURES) == (7, 0)

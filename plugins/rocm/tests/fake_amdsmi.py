@@ -20,6 +20,7 @@ def gpu(number, gfx="gfx942", name="AMD Instinct MI300X", *, memory=192 << 30, p
 class FakeSmi:
     """``fails`` is what initialising says; ``lost`` is the number of a GPU that answers nothing."""
 
+    asic_keys = ("market_name", "asic_serial", "target_graphics_version")
     AmdSmiException = AmdSmiException
     AmdSmiInitFlags = SimpleNamespace(INIT_AMD_GPUS=2)
     AmdSmiMemoryType = SimpleNamespace(VRAM="vram")
@@ -46,10 +47,7 @@ class FakeSmi:
     def amdsmi_get_gpu_asic_info(self, handle):
         if self.lost is not None and handle is self.gpus[self.lost]:
             raise AmdSmiException("Error code:\n\t49 | AMDSMI_STATUS_NO_DATA")
-        return {
-            "market_name": handle.name, "asic_serial": handle.serial,
-            "target_graphics_version": handle.gfx,
-        }  # fmt: skip
+        return dict(zip(self.asic_keys, (handle.name, handle.serial, handle.gfx), strict=True))
 
     def amdsmi_get_gpu_compute_partition(self, handle):
         if handle.partition is None:

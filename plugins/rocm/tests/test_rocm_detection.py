@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -84,8 +85,8 @@ def test_partitions_are_devices_and_told(machine):
 
 
 def test_of_mixed_gpus_the_least_counts(machine):
-    seen = look(machine((gpu(0), gpu(1, "gfx1030", "Radeon RX 6800"))))
-    assert seen.features == {"bfloat16": False, "float8": None, "wave": None, "shared_kib": 64}
+    seen = look(machine((gpu(0, "gfx950"), gpu(1, "gfx1100", "Radeon RX 7900 XTX"))))
+    assert seen.features == {"bfloat16": True, "float8": None, "wave": None, "shared_kib": 64}
 
 
 # Masks: the table of hardpoint_rocm.masks.
@@ -162,7 +163,49 @@ def test_features_by_instruction_set():
     assert {name for name, wave in waves.items() if wave == 64} == {
         name for name in FEATURES if name.startswith("gfx9")
     }
+    assert FEATURES["gfx950"].lds_kib == 160
     assert features_of("gfx906") is None
+    assert features_of("gfx1030") is None
+
+
+COMPILED = """
+import sys, triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+@triton.jit
+def copy(source, target, size: tl.constexpr):
+    places = tl.arange(0, size)
+    tl.store(target + places, tl.load(source + places))
+
+for name, wave in zip(sys.argv[1::2], sys.argv[2::2]):
+    kernel = ASTSource(
+        fn=copy, signature={"source": "*fp32", "target": "*fp32", "size": "constexpr"},
+        constexprs={"size": 64},
+    )
+    made = triton.compile(kernel, target=GPUTarget("hip", name, int(wave)))
+    print(name, len(made.asm["hsaco"]), made.metadata.warp_size)
+"""
+
+
+@pytest.mark.slow
+def test_triton_compiles_for_what_is_listed(tmp_path):
+    """And for no less: an RDNA 2 has no place in the table as long as it has none in Triton."""
+    pytest.importorskip("triton")
+    program = tmp_path / "compiled.py"
+    program.write_text(COMPILED)
+
+    def compiled(names):
+        waves = {name: str(FEATURES[name].wave if name in FEATURES else 32) for name in names}
+        done = subprocess.run(
+            [sys.executable, program, *(word for pair in waves.items() for word in pair)],
+            env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")},
+            capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
+        return {line.split()[0]: int(line.split()[2]) for line in done.stdout.splitlines()}
+
+    assert compiled(FEATURES) == {name: features.wave for name, features in FEATURES.items()}
+    assert compiled(["gfx1030"]) == {}
 
 
 # Without the library.
@@ -247,3 +290,6 @@ def test_what_is_asked_is_in_the_package(package):
     asked = [name for name in vars(FakeSmi) if name.lower().startswith("amdsmi")]
     assert len(asked) == 9
     assert [name for name in asked if f" import {name}\n" not in text] == []
+    interface = package.with_name("amdsmi_interface.py").read_text()
+    told = interface.partition("def amdsmi_get_gpu_asic_info(")[2].partition("\ndef ")[0]
+    assert all(f'"{key}": ' in told for key in FakeSmi([gpu(0)]).asic_keys)

@@ -80,9 +80,9 @@ def test_a_substitute_is_usable_by_name_alone_and_says_what_it_is():
 @pytest.mark.parametrize(
     ("features", "types"),
     [
-        ({}, ("bfloat16", "float32")),
-        ({"bfloat16": True}, ("bfloat16", "float32")),
-        ({"bfloat16": False}, ("float32",)),
+        ({}, ("bfloat16", "float32", "float16")),
+        ({"bfloat16": True}, ("bfloat16", "float32", "float16")),
+        ({"bfloat16": False}, ("float32", "float16")),
     ],
 )
 def test_types_are_those_that_the_devices_compute_in(features, types):

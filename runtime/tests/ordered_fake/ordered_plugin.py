@@ -1,8 +1,9 @@
 """A pytest plugin: runners are tested on the device that enforces order (``-p ordered_plugin``).
 
 ``--staged-copies PATH`` runs another text of ``hardpoint_runtime.staged_copies``: a mutated one
-must be found out. ``--device-class``, ``--worker-class`` and ``--runner-class`` name others than
-the toolkit's for accelerators, as ``module:Class``: those of a platform, tried on this device.
+must be found out. ``--device-class``, ``--worker-class``, ``--runner-class`` and
+``--platform-class`` name others than the toolkit's for accelerators, as ``module:Class``: those of
+a platform, tried on this device.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ def pytest_addoption(parser):
     package = "hardpoint_runtime.accelerator"
     parser.addoption("--device-class", default=f"{package}.device:AcceleratorDeviceOps")
     parser.addoption("--worker-class", default=f"{package}.worker:AcceleratorWorker")
+    parser.addoption("--platform-class", help="what the worker asks beside the test's platform")
     parser.addoption("--runner-class", default=f"{package}.model_runner:AcceleratorModelRunner")
 
 
@@ -35,6 +37,8 @@ def pytest_load_initial_conftests(early_config):
     from hardpoint.references import resolve
 
     options = early_config.known_args_namespace
+    named = options.platform_class
+    globals()["platform_class"] = resolve(named) if named else None
     globals()["worker_class"] = resolve(options.worker_class)
     globals()["runner_class"] = resolve(options.runner_class)
     globals()["runner_reference"] = options.runner_class
@@ -64,7 +68,7 @@ def pytest_load_initial_conftests(early_config):
         def host_buffer(self, shape, dtype):
             return ordered_device.PinnedTensor.new(shape, dtype)
 
-    globals()["OrderedDeviceOps"] = OrderedDeviceOps
+    globals()["DeviceOps"] = OrderedDeviceOps
 
 
 @pytest.fixture(autouse=True)
@@ -77,4 +81,4 @@ def everything_arrives():
 
 @pytest.fixture
 def device():
-    return globals()["OrderedDeviceOps"]()
+    return globals()["DeviceOps"]()

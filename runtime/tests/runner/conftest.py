@@ -53,7 +53,7 @@ class HostPlatform(Platform):
         return Verdict(available=True, reason="a test")
 
     def limits(self, config: Config) -> Limits:
-        return Limits(dtypes=("float32", "bfloat16"), default_dtype="float32")
+        return Limits(dtypes=("float32", "bfloat16", "float16"), default_dtype="float32")
 
     def placement(self, config: Config) -> Placement:
         return Placement()
@@ -63,8 +63,16 @@ class HostPlatform(Platform):
 
 
 @pytest.fixture
-def platform() -> HostPlatform:
-    return HostPlatform()
+def platform(classes) -> HostPlatform:
+    """With what a worker of ``classes`` asks of its own platform, if that is named."""
+    if classes is None or classes.platform_class is None:
+        return HostPlatform()
+
+    class Tried(HostPlatform, classes.platform_class):
+        """Where both say something, the test's."""
+
+    settings = classes.platform_class.default_settings()
+    return Tried(evolve(settings, substitute="host"))
 
 
 class PlainRegistry(Registry):
@@ -109,6 +117,7 @@ def tiny(**more) -> ModelDescription:
 def make_context() -> Callable[..., WorkerContext]:
     def make(*, description=None, cancelled=lambda: False, **more) -> WorkerContext:
         config = Config(
+            graph=GraphConfig(graph_mode="none"),  # whatever the device's default is
             model=ModelConfig(
                 dtype=more.pop("dtype", "float32"),
                 seed=3,
@@ -140,19 +149,22 @@ def plan_for(specs, num_blocks) -> KVCacheConfig:
 
 
 @pytest.fixture(scope="session")
-def device_class(request) -> type[TorchDeviceOps]:
-    """The device of every runner here: host memory, unless the plugin of ``ordered_fake`` is loaded
-    and brings another.
-    """
-    plugin = request.config.pluginmanager.get_plugin("ordered_plugin")
-    return HostDeviceOps if plugin is None else plugin.OrderedDeviceOps
+def classes(request):
+    """What a plugin of ``ordered_fake`` brings, if one is loaded: a device, a worker, a runner."""
+    manager = request.config.pluginmanager
+    return manager.get_plugin("ordered_plugin") or manager.get_plugin("substitute_plugin")
 
 
 @pytest.fixture(scope="session")
-def runner_class(request) -> type[TorchModelRunner]:
+def device_class(classes) -> type[TorchDeviceOps]:
+    """The device of every runner here: host memory, unless a plugin brings another."""
+    return HostDeviceOps if classes is None else classes.DeviceOps
+
+
+@pytest.fixture(scope="session")
+def runner_class(classes) -> type[TorchModelRunner]:
     """The runner of every test here that names none: as with the device."""
-    plugin = request.config.pluginmanager.get_plugin("ordered_plugin")
-    return TorchModelRunner if plugin is None else plugin.runner_class
+    return TorchModelRunner if classes is None else classes.runner_class
 
 
 @pytest.fixture(name="plan_for")
@@ -175,24 +187,24 @@ def make_runner(
 
 
 @pytest.fixture
-def make_accelerator(request, make_context, platform, registry):
+def make_accelerator(classes, make_context, platform, registry):
     """Return an accelerator's worker that is ready for steps (``ready=False``: that has loaded its
-    model), on the device of this run; else on host memory that stands for one.
+    model), on the device of this run; else on host memory that stands for one. ``mode=None``: the
+    device's own.
     """
     from hardpoint_runtime.accelerator.substitute import SubstituteDeviceOps
     from hardpoint_runtime.accelerator.worker import AcceleratorWorker
 
-    plugin = request.config.pluginmanager.get_plugin("ordered_plugin")
     runner = "hardpoint_runtime.accelerator.model_runner:AcceleratorModelRunner"
-    platform.model_runner_class = runner if plugin is None else plugin.runner_reference
+    platform.model_runner_class = runner if classes is None else classes.runner_reference
     workers = []
 
-    class UnitWorker(AcceleratorWorker if plugin is None else plugin.worker_class):
+    class UnitWorker(AcceleratorWorker if classes is None else classes.worker_class):
         def make_device(self):
-            return SubstituteDeviceOps(1, 64 << 30) if plugin is None else plugin.OrderedDeviceOps()
+            return SubstituteDeviceOps(1, 64 << 30) if classes is None else classes.DeviceOps()
 
-    def make(*, num_blocks=60, ready=True, mode=None, sizes=(4, 16), **more):
-        graph = GraphConfig(graph_mode=mode, graph_sizes=sizes if mode else None, graph_warm_ups=0)
+    def make(*, num_blocks=60, ready=True, mode="none", sizes=(4, 16), **more):
+        graph = GraphConfig(graph_mode=mode, graph_sizes=sizes, graph_warm_ups=0)
         context = make_context(
             graph=graph, max_num_seqs=4, max_num_batched_tokens=24,
             **{"max_model_len": 64, **more},

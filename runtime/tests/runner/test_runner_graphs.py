@@ -521,7 +521,8 @@ def test_a_device_names_the_mode_where_the_user_names_none(
     class Graphic(device_class):
         default_graph_mode = "full_decode_only"
 
-    runner = TorchModelRunner(make_context(max_num_seqs=4), platform, registry, Graphic())
+    context = make_context(max_num_seqs=4, graph=GraphConfig())
+    runner = TorchModelRunner(context, platform, registry, Graphic())
     runner.load_model()
     assert runner.graph_plan.mode is GraphMode.FULL_DECODE_ONLY
     context = make_context(max_num_seqs=4, graph=GraphConfig(graph_mode="none"))

@@ -119,8 +119,10 @@ def test_what_is_left_for_the_cache_may_be_negative(make_worker, figured):
 
 
 def test_a_dtype_the_platform_lacks(make_worker):
-    worker = make_worker(dtype="float16")
-    with pytest.raises(ConfigError, match="dtype = 'float16': platform 'host' computes in float32"):
+    worker = make_worker(dtype="float8_e4m3fn")
+    with pytest.raises(
+        ConfigError, match="dtype = 'float8_e4m3fn': platform 'host' computes in float32"
+    ):
         worker.init_device()
     assert worker.figured.calls == []
 

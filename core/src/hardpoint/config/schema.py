@@ -42,7 +42,9 @@ class ModelConfig:
     model: str | None = key(None, "folder of a Hugging Face checkpoint, or a GGUF file")
     tokenizer: str | None = key(None, "folder or file with the tokenizer, if not the model's own")
     dtype: str = key(
-        "auto", "type of the weights in memory", choices=("auto", "float32", "bfloat16")
+        "auto",
+        "type of the weights in memory",
+        choices=("auto", "float32", "bfloat16", "float16"),
     )
     quantization: str | None = key(
         None, "how weights are packed while they are loaded; unset: as they are stored"
@@ -71,7 +73,7 @@ class CacheConfig:
     kv_cache_dtype: str = key(
         "auto",
         "type of cached keys and values; int8 keeps a scale with each head of each token",
-        choices=("auto", "float32", "bfloat16", "int8"),
+        choices=("auto", "float32", "bfloat16", "float16", "int8"),
     )
     enable_prefix_caching: bool = key(True, "reuse the cache of equal prompt beginnings")
 

@@ -1,4 +1,7 @@
-"""What NVIDIA GPUs can do, by their compute capability. Numbers of the CUDA C++ programming guide,
+"""What NVIDIA GPUs can do, by their compute capability.
+
+Shared memory and bulk copies: NVIDIA's own table in CCCL (``cuda/__device/arch_traits.h``:
+``max_shared_memory_per_block_optin``, ``tma_supported``). Types: the CUDA C++ programming guide,
 "Compute Capabilities".
 """
 
@@ -9,7 +12,7 @@ from attrs import frozen
 Version = tuple[int, int]
 
 LEAST: Version = (7, 0)
-"""Triton has no code for anything older."""
+"""The first with tensor cores; torch's builds for CUDA 12.8 and later know none that is older."""
 
 
 @frozen(kw_only=True)
@@ -48,6 +51,7 @@ FEATURES: dict[Version, Features] = {
     (8, 0): AMPERE,
     (8, 6): SMALL_AMPERE,
     (8, 7): AMPERE,
+    (8, 8): SMALL_AMPERE,
     (8, 9): ADA,
     (9, 0): HOPPER,
     (10, 0): BLACKWELL,

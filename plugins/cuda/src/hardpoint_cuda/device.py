@@ -15,6 +15,7 @@ class CudaDeviceOps(AcceleratorDeviceOps):
     """The port to one NVIDIA GPU."""
 
     graph_class: ClassVar[str | None] = "CUDAGraph"
+    default_graph_mode: ClassVar[str] = "full_and_piecewise"
     collectives: ClassVar[str | None] = CudaPlatform.collectives
 
     def make_allocator(self, allocate: int, free: int) -> Any:

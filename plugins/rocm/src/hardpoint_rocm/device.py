@@ -15,6 +15,7 @@ class RocmDeviceOps(AcceleratorDeviceOps):
     """The port to one AMD GPU."""
 
     graph_class: ClassVar[str | None] = "CUDAGraph"  # as torch for ROCm calls it
+    default_graph_mode: ClassVar[str] = "full_and_piecewise"
     collectives: ClassVar[str | None] = RocmPlatform.collectives
 
     def make_allocator(self, allocate: int, free: int) -> Any:

@@ -1,5 +1,8 @@
-"""What AMD GPUs can do, by the name of their instruction set (gfx...). Numbers of the CDNA and RDNA
-instruction set manuals and of LLVM's page "User Guide for AMDGPU Backend".
+"""What AMD GPUs can do, by the name of their instruction set (gfx...).
+
+Listed are those that Triton compiles for, which a test tries. Lanes and shared memory: LLVM's page
+"User Guide for AMDGPU Backend" and its features of the targets (``AddressableLocalMemorySize``).
+Types: the CDNA and RDNA instruction set manuals.
 """
 
 from __future__ import annotations
@@ -26,23 +29,22 @@ CDNA1 = Features(architecture="CDNA", wave=64, bfloat16=True)
 CDNA2 = Features(architecture="CDNA 2", wave=64, bfloat16=True)
 CDNA3 = Features(architecture="CDNA 3", wave=64, bfloat16=True, float8="fnuz")
 CDNA4 = Features(architecture="CDNA 4", wave=64, bfloat16=True, float8="ocp", lds_kib=160)
-RDNA2 = Features(architecture="RDNA 2", wave=32, bfloat16=False)
 RDNA3 = Features(architecture="RDNA 3", wave=32, bfloat16=True)
 RDNA4 = Features(architecture="RDNA 4", wave=32, bfloat16=True, float8="ocp")
 
 FEATURES: dict[str, Features] = {
     "gfx908": CDNA1,
     "gfx90a": CDNA2,
-    "gfx940": CDNA3,
-    "gfx941": CDNA3,
     "gfx942": CDNA3,
     "gfx950": CDNA4,
-    "gfx1030": RDNA2,
     "gfx1100": RDNA3,
     "gfx1101": RDNA3,
     "gfx1102": RDNA3,
+    "gfx1103": RDNA3,
     "gfx1150": RDNA3,
     "gfx1151": RDNA3,
+    "gfx1152": RDNA3,
+    "gfx1153": RDNA3,
     "gfx1200": RDNA4,
     "gfx1201": RDNA4,
 }

@@ -1,5 +1,8 @@
 """Which GPUs a process sees: ROCR hides some from HIP, and HIP hides some of the rest.
 
+Precedence: ROCm's page "GPU isolation techniques", its runtime (rocclr, ``Device::init``: HIP's
+variable, else CUDA's), and torch's ``_parse_visible_devices``, by which an empty one hides all.
+
 | variables | what counts |
 |---|---|
 | none | all |

@@ -92,7 +92,7 @@ class AcceleratorPlatform(Platform):
 
     def limits(self, config: Config) -> Limits:
         """Return what can be executed. ``dtype = auto`` is bfloat16 where the devices compute in
-        it, else float32.
+        it, else float32: float16 ends at 65504, so it is there for those who ask.
         """
         types = self.dtypes()
         return Limits(dtypes=types, default_dtype=types[0], block_sizes=self.block_sizes)
@@ -100,7 +100,7 @@ class AcceleratorPlatform(Platform):
     def dtypes(self) -> tuple[str, ...]:
         """Return the types that all visible devices compute in, the default first."""
         has = self.sighting.features.get("bfloat16", True)
-        return ("bfloat16", "float32") if has else ("float32",)
+        return ("bfloat16", "float32", "float16") if has else ("float32", "float16")
 
     def placement(self, config: Config) -> Placement:
         """One worker for each rank, on a device of its own."""

@@ -82,6 +82,15 @@ class SubstituteDeviceOps(AcceleratorDeviceOps):
         run()
         return max(_resident("VmHWM"), _resident("VmRSS"))
 
+    def allocate(self, num_bytes: int, tag: str) -> torch.Tensor:
+        """Raises MemoryError where the host does not give that much: its allocators have errors of
+        their own.
+        """
+        try:
+            return super().allocate(num_bytes, tag)
+        except (RuntimeError, OSError) as error:
+            raise MemoryError(str(error)) from error
+
     def empty_cache(self) -> None:
         """Do nothing."""
 
