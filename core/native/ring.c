@@ -51,7 +51,7 @@ typedef struct {
     PyObject *tell_room;
     char *crowd; /* file that counts those that run; NULL: whoever waits stays where it is */
     unsigned long long met, parted;
-    int in_a_row;
+    int party, in_a_row; /* how many talk by this ring; how often the writer was met */
     uint64_t part_from, pause; /* ns */
 } Ring;
 
@@ -284,12 +284,13 @@ static PyType_Spec writer_spec = {"hardpoint.rpc.shared_memory._native.InlineWri
 
 static int reader_init(Ring *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"memory", "ring_at", "capacity", "tail_word", "tell_room", "crowd", NULL};
+    static char *names[] = {"memory", "ring_at", "capacity", "tail_word", "tell_room",
+                            "crowd", "party", NULL};
     PyObject *memory, *tell_room;
     unsigned long long ring_at, capacity, tail_word;
     const char *crowd = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OKKKO|z", names, &memory, &ring_at, &capacity,
-                                     &tail_word, &tell_room, &crowd))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OKKKO|zi", names, &memory, &ring_at, &capacity,
+                                     &tail_word, &tell_room, &crowd, &self->party))
         return -1;
     if (crowd && !(self->crowd = PyMem_Malloc(strlen(crowd) + 1))) {
         PyErr_NoMemory();
@@ -390,14 +391,14 @@ static int running(const char *path)
     return sscanf(text, "%*s %*s %*s %d/", &count) == 1 ? count : INT_MAX;
 }
 
-/* Have this thread leave `cpu`; whether it did. */
-static int step_aside(int cpu, const char *crowd)
+/* Have this thread, one of `party`, leave `cpu`; whether it did. */
+static int step_aside(int cpu, int party, const char *crowd)
 {
     Cpus mine, others, seen;
     if (sched_getaffinity(0, MASK, &mine.set) < 0 || !CPU_ISSET_S(cpu, MASK, &mine.set))
         return 0;
     int usable = CPU_COUNT_S(MASK, &mine.set);
-    if (usable < 2 || running(crowd) > 1 + usable / 2) /* these two, and few enough others */
+    if (usable < 2 || running(crowd) > party + usable / 2 - 1) /* these, and few others */
         return 0;
     others = mine;
     CPU_CLR_S(cpu, MASK, &others.set);
@@ -436,7 +437,7 @@ static void look_for_writer(Ring *self)
                   : self->pause < LONGEST_PAUSE ? 2 * self->pause
                                                  : LONGEST_PAUSE;
     self->part_from = now + self->pause;
-    self->parted += step_aside(cpu, self->crowd);
+    self->parted += step_aside(cpu, self->party, self->crowd);
 }
 
 /* Return the next message as take does; if none is here, yield the processor until one is, for so

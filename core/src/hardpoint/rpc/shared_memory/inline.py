@@ -147,9 +147,9 @@ class InlineReader:
 
     ``tell_room()`` is called when a writer waits for the room that a frame leaves. With ``crowd``
     (see :mod:`~hardpoint.rpc.shared_memory.parting`) the compiled one goes to another processor
-    when waiting has made it meet the writer on its own again and again: ``met`` counts the frames
-    for which it did, ``in_a_row`` the last of them, ``parted`` how often it went. This one, which
-    cannot know, stays.
+    when waiting has made it meet the writer on its own again and again, unless more run than the
+    ``party`` that talks by the ring: ``met`` counts the frames for which it did, ``in_a_row`` the
+    last of them, ``parted`` how often it went. This one, which cannot know, stays.
     """
 
     met = in_a_row = parted = 0
@@ -162,8 +162,9 @@ class InlineReader:
         tail_word: int,
         tell_room: Callable[[], None],
         crowd: str | None = None,
+        party: int = 2,
     ) -> None:
-        del crowd
+        del crowd, party
         self._map = memory
         self._bytes = memoryview(memory)
         self._words = self._bytes.cast("Q")

@@ -57,7 +57,13 @@ class RingReader:
         self._mask = layout.capacity - 1
         self._tail_word = layout.tail(reader)
         self.inline = (hot or hot_path()).InlineReader(
-            memory.map, layout.ring_at, layout.capacity, self._tail_word, self._tell_room, crowd
+            memory.map,
+            layout.ring_at,
+            layout.capacity,
+            self._tail_word,
+            self._tell_room,
+            crowd,
+            layout.readers + 1,
         )
         self._windows = Windows(memory, layout, reader, self._tell_room)
         self._assembly: _Assembly | None = None
