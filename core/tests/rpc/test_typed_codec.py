@@ -29,6 +29,7 @@ from hardpoint.rpc import codec
 from hardpoint.rpc.calls import Call
 from hardpoint.rpc.encoding import PickleCodec, codec_named, codec_of
 from hardpoint.rpc.failures import RemoteFailure
+from hardpoint.rpc.network.hub import codec_across
 from hardpoint.rpc.typed_codec import MODULES, TypedCodec, UntypedError
 from hardpoint.sampling_params import SamplingParams
 from hypothesis import given, settings
@@ -274,3 +275,15 @@ def test_within_a_process_too_mutable_values_are_copies_and_nothing_is_pickled(m
     call = Call(call_id=1, generation=0, method=lambda worker: 1)
     with pytest.raises(UntypedError, match="a callable"):
         call.pack(TYPED)
+
+
+@pytest.mark.parametrize("value", [print, object()])
+def test_what_does_not_cross_hosts_blames_no_configuration(value):
+    """There no configuration lets it travel."""
+    across = codec_across()
+    assert across.decode(TYPED.encode({"a": (1,)}, "v").data, "v") == {"a": (1,)}
+    with pytest.raises(UntypedError, match=r"the way to another host does not support a") as caught:
+        across.encode({"held": value}, "v")
+    assert "(v['held'])" in str(caught.value)
+    assert "rpc.pickle" not in str(caught.value)
+    assert "call workers by a method's name" in str(caught.value)

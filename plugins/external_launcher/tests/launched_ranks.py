@@ -41,12 +41,14 @@ class Ranks:
         for rank in range(size) if only is None else only:
             self.start(rank)
 
-    def start(self, rank):
-        out = (self.folder / f"out-{rank}").open("w")
-        error = (self.folder / f"error-{rank}").open("w")
+    def start(self, rank, name=None):
+        """Start a rank, as the process ``name`` (unset: its number)."""
+        name = rank if name is None else name
+        out = (self.folder / f"out-{name}").open("w")
+        error = (self.folder / f"error-{name}").open("w")
         own = variables(rank, self.size, self.port)
         with out, error:
-            self.processes[rank] = subprocess.Popen(
+            self.processes[name] = subprocess.Popen(
                 self.command,
                 stdin=subprocess.PIPE,
                 stdout=out,
@@ -62,7 +64,7 @@ class Ranks:
 
     def wait(self, *ranks):
         """Return the exit codes of ``ranks`` (all, if none is named)."""
-        chosen = ranks or sorted(self.processes)
+        chosen = ranks or sorted(self.processes, key=str)
         return [self.processes[rank].wait(PATIENCE) for rank in chosen]
 
     def end(self):

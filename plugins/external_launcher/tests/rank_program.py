@@ -11,7 +11,14 @@ import sys
 import threading
 import time
 
-RANK = int(os.environ["RANK"])
+
+def told(*names):
+    """Return the number that one of these variables has, whichever launcher set it."""
+    return next(int(os.environ[name]) for name in names if name in os.environ)
+
+
+RANK = told("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK")
+SIZE = told("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
 KEYS = {
     "model": "dummy",
     "load_format": "dummy",
@@ -20,7 +27,7 @@ KEYS = {
     "block_size": 4,
     "max_model_len": 64,
     "rpc.heartbeat": 0.05,
-    "plugins.dummy.num_workers": int(os.environ["WORLD_SIZE"]),
+    "plugins.dummy.num_workers": SIZE,
 }
 
 
@@ -93,6 +100,14 @@ def twice():
     for _ in range(2):
         with start() as llm:
             say(json.dumps(tokens(llm, temperature=0)))
+
+
+def twice_with_a_gate():
+    with start() as llm:
+        tokens(llm, temperature=0)
+        go()
+    with start() as llm:
+        tokens(llm, temperature=0)
 
 
 def differ():

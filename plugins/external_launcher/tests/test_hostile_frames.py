@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from hardpoint.errors import ExecutorFailedError
+from hardpoint.errors import ConfigError, ExecutorFailedError
 from hardpoint.rpc.network.hub import attach
 from hardpoint.rpc.supervision import Supervisor
 from hardpoint_external_launcher import abroad as network
@@ -33,6 +33,7 @@ frames = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(frames, max_size=6), st.lists(st.integers(1, 50), max_size=40))
 def test_frames_are_the_same_in_whatever_pieces_they_come(sent, sizes):
     data = b"".join(bytes(piece) for frame in sent for piece in frame.pieces())
@@ -44,6 +45,7 @@ def test_frames_are_the_same_in_whatever_pieces_they_come(sent, sizes):
     assert told == [(f.kind, f.call_id, f.generation, list(f.parts)) for f in sent]
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=200), max_size=8))
 @example([HEADER.pack(1, 65535, 0, 0, 0) + b"\xff" * 8 * 65535])
 def test_no_bytes_are_more_than_frames_that_are_none(pieces):
@@ -58,6 +60,7 @@ def test_a_frame_that_says_it_is_huge_is_refused_before_it_comes():
         Reading().take(HEADER.pack(Kind.VALUE, 1, 0, 1, 0) + (1 << 40).to_bytes(8, "little"))
 
 
+@settings(deadline=None)
 @given(st.one_of(st.binary(max_size=300), st.text(max_size=300).map(lambda t: t.encode())))
 @example(b'{"offers": {}, "rank": NaN}')
 @example(b"[" * 50_000)
@@ -177,6 +180,11 @@ def test_a_rank_abroad_that_does_not_read_holds_no_more_than_the_window(pair):
     assert pair.read(1, len(payload)) == payload
     writer.join(PATIENCE)
     assert not writer.is_alive()
+
+
+def test_an_address_of_another_host_is_named_by_its_key():
+    with pytest.raises(ConfigError, match=r"plugins\.external_launcher\.address = '192\.0\.2\.1'"):
+        Abroad((PLACES[0], 1), "192.0.2.1", 10.0)
 
 
 def test_what_was_said_last_arrives_and_then_the_end(pair):

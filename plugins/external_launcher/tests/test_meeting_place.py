@@ -9,6 +9,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed
 from attrs import evolve
 from hardpoint.config.loading import load_config
 from hardpoint.errors import ConfigError, ExecutorFailedError, PluginError, StartTimeoutError
@@ -23,6 +24,7 @@ from hardpoint_external_launcher.agreement import (
     identity,
 )
 from hardpoint_external_launcher.launchers import Seat
+from hardpoint_external_launcher.lines import born_at
 from hardpoint_external_launcher.listeners import of_ranks
 from hardpoint_external_launcher.presence import Presence
 from hardpoint_external_launcher.settings import ExternalLauncherSettings
@@ -51,6 +53,26 @@ def test_a_port_that_is_taken_and_an_address_of_no_host_are_named():
             store(address="127.0.0.1", port=port)._listener()
     with pytest.raises(ConfigError, match=r"MASTER_ADDR = '192\.0\.2\.1': rank 0 cannot listen"):
         store(address="192.0.2.1", port=29500)._listener()
+
+
+def test_a_name_that_means_every_interface_is_refused():
+    """Of numbers the launcher's variables tell already."""
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR = '0 = 0\.0\.0\.0': is no address of one"):
+        store(address="0", port=29500)._listener()
+
+
+def test_ranks_that_are_all_there_are_not_too_late():
+    """However long the machine took."""
+    agent = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    own, other = (
+        Presence(rank=rank, pid=os.getpid(), born=born_at(os.getpid()), host="h", offers={},
+                 memory=-1, board=-1, seed=5, identity={}) for rank in (0, 1)
+    )  # fmt: skip
+    agent.set("hardpoint//1/1", other.text())
+    place = seat(address="127.0.0.1", port=agent.port, hosts_store=True)
+    assert Store(place, time.monotonic() - 1.0, 1.0).gather(own) == [own, other]
+    with pytest.raises(StartTimeoutError, match="rank 1: not come"):  # with its next engine
+        Store(place, time.monotonic() - 1.0, 1.0).gather(own)
 
 
 def test_who_does_not_come_is_named():

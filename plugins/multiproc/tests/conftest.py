@@ -1,10 +1,13 @@
-"""Executors of the dummy platform, drivers in processes of their own, and a look from outside."""
+"""Executors of the dummy platform, followers and drivers in processes of their own, and a look from
+outside.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -213,3 +216,75 @@ def drivers():
             left.append(psutil.Process(pid).cmdline())
             psutil.Process(pid).kill()
     assert left == []
+
+
+class Cluster:
+    """A leader's settings, and the followers that join it; each has an address of this machine."""
+
+    host, other = "127.0.0.2", "127.0.0.3"
+    command = "import sys; from hardpoint.cli import main; sys.exit(main(sys.argv[1:]))"
+
+    def __init__(self, folder):
+        self.key_file = folder / "key"
+        self.leader = f"{self.host}:{self._free_port()}"
+        self.followers = []
+        self.log = folder
+
+    def _free_port(self):
+        with socket.socket() as probe:
+            probe.bind((self.host, 0))
+            return probe.getsockname()[1]
+
+    def keys(self, nodes=2, **more):
+        return {
+            "nnodes": nodes,
+            "plugins.mp.leader": self.leader,
+            "plugins.mp.key_file": str(self.key_file),
+            "plugins.mp.start_timeout": 40.0,
+            "rpc.heartbeat": 0.2,
+            **more,
+        }
+
+    def follow(self, *more, environ=None, address=other):
+        command = [sys.executable, "-P", "-c", self.command, "worker", "--join", self.leader,
+                   "--key-file", str(self.key_file), "--address", address,
+                   "--wait", "60", *more]  # fmt: skip
+        error = (self.log / f"follower{len(self.followers)}").open("w+")
+        process = subprocess.Popen(
+            command, stderr=error, stdout=error, env={**os.environ, **(environ or {})}
+        )
+        process.log = error
+        self.followers.append(process)
+        return process
+
+    def said(self, process):
+        process.log.flush()
+        return Path(process.log.name).read_text()
+
+    def close(self):
+        for process in self.followers:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            process.wait(60)
+            process.log.close()
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    made = Cluster(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def family():
+    """Return a process and all below it."""
+
+    def family(pid):
+        try:
+            process = psutil.Process(pid)
+            return [process, *process.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    return family

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 
@@ -161,3 +162,53 @@ def test_a_follower_ends_in_order_or_with_an_error_whatever_the_leader_says(unpi
     finally:
         follower.close()
         gate.close()
+
+
+def test_a_follower_that_talks_nonsense_has_no_effect(eventually):
+    keys = key_file.JoinKeys.make()
+    own = installation([], [("dtype", "auto")])
+    nursery = Nursery()
+    hosts = Hosts(nursery, keys, (LEADER, 0), handshake.split(3, 3), own, heartbeat=0.1,
+                  bounds=Bounds())  # fmt: skip
+    codec = codec_across()
+    host, port = LEADER, int(hosts.address.rpartition(":")[2])
+
+    def follower(node_rank=None):
+        return Follower((host, port), keys, own, node_rank=node_rank, address=OTHER,
+                        peer_timeout=30.0, start="plain")  # fmt: skip
+
+    mad, sane = follower(), follower(2)
+    hello = {"op": "hello", "installation": own.told(), "node_rank": None, "address": "x",
+             "host": "mad"}  # fmt: skip
+    said = [
+        b"", b"\x80\x04N.", os.urandom(500), b"\xc1" * 9, b"\x91" * 3000,
+        *(bytes(codec.encode(each, "it").data) for each in (
+            None, [], {}, {"op": None}, {"op": "started", "rank": 0}, {"op": "exited"},
+            hello | {"node_rank": "one"},
+            hello | {"node_rank": 0}, hello | {"node_rank": -1}, hello | {"node_rank": 99},
+            hello | {"installation": {}}, hello | {"installation": own.told() | {"plugins": 3}},
+            {"op": "leaving", "why": "x"}, {"op": "lines", "rank": 1, "data": b"x" * 1000},
+        )),
+    ]  # fmt: skip
+    for data in said:
+        mad._socket.send(data)
+    mad._socket.send_multipart([b"two", b"frames"])
+    sane.join(30.0)
+    assert sane.ranks == [2]
+    for _ in range(3):  # what it said of its place was understood
+        assert mad._link.comes(30.0)
+        assert mad._next()["op"] == "refused"
+    mad.join(30.0)
+    assert mad.ranks == [1]
+    for rank in (2, "x", 1):  # of another's worker, of none, and at last of its own
+        mad._put({"op": "exited", "rank": rank, "pid": 7})
+    mad._put({"op": "lines"})
+    hosts.await_followers(30.0, "key")
+
+    def passed_on():
+        return [call.args[0] for call in nursery.told if isinstance(call.args[0], dict)]
+
+    eventually(lambda: any(each["rank"] == 1 for each in passed_on()))
+    assert [each["rank"] for each in passed_on()] == [1]
+    mad.close(), sane.close()
+    hosts.close(0.0)

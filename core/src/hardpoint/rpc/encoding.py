@@ -34,6 +34,8 @@ class Codec(ABC):
     """Whether bytes of its own are a parcel already."""
     callables: ClassVar[bool] = True
     """Whether functions travel, and a worker runs those that it is sent."""
+    refused_by: ClassVar[str] = ""
+    """What keeps others from travelling, as errors name it."""
 
     @abstractmethod
     def encode(self, value: object, where: str) -> Encoded:
@@ -191,8 +193,8 @@ def codec_named(name: str) -> Codec:
     """
     if name == PickleCodec.name:
         return PickleCodec()
-    if name == "typed":
-        from hardpoint.rpc.typed_codec import TypedCodec
+    if name in ("typed", "across"):
+        from hardpoint.rpc.typed_codec import AcrossCodec, TypedCodec
 
-        return TypedCodec()
+        return TypedCodec() if name == TypedCodec.name else AcrossCodec()
     raise UnsupportedError(f"the codec {name!r}", "this core")

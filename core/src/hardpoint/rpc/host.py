@@ -77,6 +77,7 @@ class WorkerHost:
         self.lifecycle = Lifecycle()
         self.sleep_state = SleepState()
         self._step_id = -1
+        self._others = 0  # calls that were no steps
         self._busy_since: float | None = None
         self._waiting: dict[int, SchedulerOutput] = {}
         self._bound: dict[str, Callable[..., Any]] = {}
@@ -200,6 +201,7 @@ class WorkerHost:
                 raise codec.unusable("arguments", call.name, error) from error
         else:
             method, args, kwargs = call.unpack()
+        self._others += method != "execute_model"
         if type(method) is str and (function := self._ready.get(method)) is not None:
             return function(*args, **kwargs)
         if not isinstance(method, str):
@@ -227,7 +229,7 @@ class WorkerHost:
         """
         if not self._codec.callables:
             raise UnsupportedError(
-                "functions sent to workers", 'rpc.pickle = "never"', hint="Call a method by name."
+                "functions sent to workers", self._codec.refused_by, hint="Call a method by name."
             )
 
     def _lookup(self, name: str) -> Callable[..., Any]:
@@ -296,15 +298,16 @@ class WorkerHost:
                 f"this worker is of {self.context.generation}"
             )
         self._step_id = step_id = scheduler_output.step_id
-        rank = self.context.rank
         self.registry.announce(
-            "hardpoint_step_started", scheduler_output=scheduler_output, rank=rank
+            "hardpoint_step_started", scheduler_output=scheduler_output, rank=self._rank
         )
         output: ModelRunnerOutput | StepTicket | None = None
+        self.worker.other_calls = self._others
         try:
             output = self.worker.execute_model(scheduler_output)
             self._check_step(step_id, output, "execute_model")
         finally:
+            self.worker.other_calls = None
             if isinstance(output, StepTicket):
                 self._waiting[step_id] = scheduler_output
                 if len(self._waiting) > _MOST_WAITING:  # tickets that the driver gave up
@@ -333,7 +336,7 @@ class WorkerHost:
         return output
 
     def _check_step(self, step_id: int, output: object, method: str) -> None:
-        kinds = ModelRunnerOutput if method == "sample_tokens" else ModelRunnerOutput | StepTicket
+        kinds = (ModelRunnerOutput, *(() if method == "sample_tokens" else (StepTicket,)))
         if not isinstance(output, kinds) or output.step_id != step_id:
             kind = type(self.worker)
             raise LifecycleError(

@@ -52,11 +52,11 @@ _DEEPEST = 40
 
 
 class UntypedError(UnsupportedError, EncodingError):
-    """A value of a type that does not travel under ``rpc.pickle = "never"``; names the path to
-    it.
+    """A value of a type that does not travel to another host, or under ``rpc.pickle = "never"``;
+    names the path to it.
 
-    What to do: send plain data or a registered record (``messages`` of the plugin's record), or set
-    ``rpc.pickle = "local"``.
+    What to do: send plain data or a registered record (``messages`` of the plugin's record); on one
+    host ``rpc.pickle = "local"`` lets everything travel.
     """
 
 
@@ -69,6 +69,9 @@ class TypedCodec(Codec):
 
     name: ClassVar[str] = "typed"
     callables: ClassVar[bool] = False
+    refused_by: ClassVar[str] = 'rpc.pickle = "never"'
+    reason: ClassVar[str] = "only plain data and records of plugins travel then"
+    hint: ClassVar[str] = 'Send plain data, or set rpc.pickle = "local".'
 
     def __init__(self) -> None:
         self._classes = {_name(kind): kind for kind in _own_classes()}
@@ -85,7 +88,7 @@ class TypedCodec(Codec):
         try:
             return codec.Encoded(self._pack(value))
         except UntypedError as error:
-            raise _refusal(*self._offender(value, where)) from error
+            raise self._refusal(*self._offender(value, where)) from error
         except Exception as error:
             raise EncodingError(
                 f"{where} cannot be sent between driver and worker: {type(error).__name__}: "
@@ -215,6 +218,23 @@ class TypedCodec(Codec):
     def _known(self, kind: type[Any]) -> bool:
         return self._classes.get(_name(kind)) is kind
 
+    def _refusal(self, path: str, offender: object) -> UntypedError:
+        kind = type(offender)
+        what = "a callable" if callable(offender) else f"a {kind.__module__}.{kind.__qualname__}"
+        return UntypedError(f"{what} ({path})", self.refused_by, reason=self.reason, hint=self.hint)
+
+
+class AcrossCodec(TypedCodec):
+    """That of whatever crosses hosts, where no configuration lets more travel."""
+
+    name: ClassVar[str] = "across"
+    refused_by: ClassVar[str] = "the way to another host"
+    reason: ClassVar[str] = "only plain data and records of plugins travel there"
+    hint: ClassVar[str] = (
+        "Send plain data, and call workers by a method's name: plugins add methods by the hook "
+        "hardpoint_worker_methods."
+    )
+
 
 @frozen
 class _Parcel:
@@ -271,14 +291,3 @@ def _rebuild(kind: type, contents: Sequence[object]) -> object:
     if isinstance(value, RemoteFailure) and value.encoded is not None:
         raise EncodingError("a failure came with an encoded exception, which is not opened here")
     return value
-
-
-def _refusal(path: str, offender: object) -> UntypedError:
-    kind = type(offender)
-    what = "a callable" if callable(offender) else f"a {kind.__module__}.{kind.__qualname__}"
-    return UntypedError(
-        f"{what} ({path})",
-        'rpc.pickle = "never"',
-        reason="only plain data and Hardpoint's own records travel then",
-        hint='Send plain data, or set rpc.pickle = "local".',
-    )

@@ -18,7 +18,7 @@ from typing import Any
 
 import zmq
 from attrs import define, field
-from hardpoint.rpc.network.addresses import explicit, towards
+from hardpoint.rpc.network.addresses import explicit, of_this_host, towards
 from hardpoint.rpc.network.bounds import Bounds
 from hardpoint.rpc.network.gate import Gate
 from hardpoint.rpc.network.link import Link
@@ -26,6 +26,7 @@ from hardpoint.rpc.network.store import Store
 from hardpoint.rpc.zeromq.wakers import Waker
 
 from hardpoint_external_launcher.lines import READ, Line
+from hardpoint_external_launcher.settings import ADDRESS
 
 WINDOW = 1 << 22
 """Bytes on their way that the other side has not taken."""
@@ -68,7 +69,11 @@ class Abroad:
         packets to ``place`` leave). Raises ConfigError for one that is none.
         """
         bounds = Bounds(peer_timeout=peer_timeout, largest=LARGEST)
-        self.address = explicit(address or towards(explicit(place[0]), place[1]))
+        self.address = (
+            explicit(towards(explicit(place[0]), place[1]))
+            if address is None
+            else of_this_host(address, ADDRESS)
+        )
         self._peer_timeout = peer_timeout
         self._ways: dict[int, _Way] = {}
         self._store: Store | None = None

@@ -16,7 +16,6 @@ from attrs import frozen
 from hardpoint.errors import ExecutorFailedError, HardpointError, StartTimeoutError, WorkerDiedError
 from hardpoint.records import WorkerHealth
 from hardpoint.rpc.claims import CallerClaims, Unclaimed, WorkerClaims
-from hardpoint.rpc.encoding import codec_named
 from hardpoint.rpc.supervision import Supervisor
 from hardpoint.rpc.worker_thread import RELEASE_SECONDS, WorkerThread
 
@@ -168,8 +167,9 @@ class Group:
         plan, rank = self.plan, self.plan.seat.rank
         codec = plan.codec
         if self.company is not None and self.company.several_hosts:
-            codec = codec_named("typed")  # of what another host says nothing is unpickled
-            codec.learn(plan.registry)
+            from hardpoint.rpc.network.hub import codec_across
+
+            codec = codec_across(plan.registry)  # what another host says is never unpickled
         parts = (rank, peers, plan.calls, codec, plan.codec, self.fail)
         if not plan.settings.driver_only:
             return SameProgram(*parts, compare_plans=plan.settings.compare_plans)

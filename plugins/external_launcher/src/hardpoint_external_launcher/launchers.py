@@ -6,6 +6,7 @@ no number, or contradicts another is an error that names it.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 
 from attrs import frozen
@@ -14,6 +15,8 @@ from hardpoint.records import Problem
 
 ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
 LARGEST_PORT = 65535
+LONGEST_NUMBER = 9
+"""Digits of a rank, a size or a port."""
 
 
 @frozen(kw_only=True)
@@ -101,6 +104,7 @@ class Seat:
     rank: int
     world_size: int
     local_rank: int
+    rank_variable: str = "RANK"
     size_variable: str = "WORLD_SIZE"
     local_size: int | None = None
     address: str | None = None
@@ -130,6 +134,8 @@ def seat_of(environ: Mapping[str, str]) -> Seat:
     if numbers.get(launcher.world_size, 2) > 1:
         if address is None:
             problems.append(_missing(ADDRESS, "the address at which rank 0 is met"))
+        elif not of_one_interface(address):
+            problems.append(every_interface(address))
         port = _number(environ, PORT, 1, problems, LARGEST_PORT)
     if problems:
         raise ConfigError(
@@ -142,6 +148,7 @@ def seat_of(environ: Mapping[str, str]) -> Seat:
         rank=numbers[launcher.rank],
         world_size=numbers[launcher.world_size],
         local_rank=numbers[launcher.local_rank],
+        rank_variable=launcher.rank,
         size_variable=launcher.world_size,
         local_size=numbers.get(launcher.local_size or ""),
         address=address,
@@ -186,7 +193,7 @@ def _number(
         problems.append(_missing(name, "a number"))
         return None
     if (
-        not (text.isascii() and text.isdecimal())
+        not (text.isascii() and text.isdecimal() and len(text) <= LONGEST_NUMBER)
         or int(text) < least
         or int(text) > (most or int(text))
     ):
@@ -194,13 +201,32 @@ def _number(
         problems.append(
             Problem(
                 key=name,
-                value=text,
+                value=text[:80],
                 message=f"must be a whole number of at least {least}{upper}.",
                 way_out="It is the launcher's to set.",
             )
         )
         return None
     return int(text)
+
+
+def of_one_interface(address: str) -> bool:
+    """Whether it is a name, or a number that does not mean every interface or many hosts."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return True
+    return not (found.is_unspecified or found.is_multicast)
+
+
+def every_interface(address: str) -> Problem:
+    """Return the problem of a meeting place that is no single one."""
+    return Problem(
+        key=ADDRESS,
+        value=address,
+        message="is no address of one interface: rank 0 listens at an explicit one.",
+        way_out="Name that of rank 0's host, such as 10.0.0.5.",
+    )
 
 
 def _missing(name: str, what: str) -> Problem:

@@ -75,14 +75,9 @@ class Line:
             self._life = os.pidfd_open(pid)
             if born_at(pid) != born:
                 raise ProcessLookupError
-            self._write = os.open(
-                f"/proc/{pid}/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            )
+            self._write = opened(pid, descriptor, os.O_WRONLY | os.O_NONBLOCK, "pipe:")
         except PermissionError as error:
-            raise ExecutorFailedError(
-                f"process {pid} of rank {self.rank} may not be looked into ({error}): all "
-                "processes must be of one user, and not be shielded from it"
-            ) from error
+            raise shielded(pid, self.rank, error) from error
         except OSError as error:
             raise WorkerDiedError(rank=self.rank, pid=pid, exit=None) from error
 
@@ -168,6 +163,24 @@ class Line:
                 os.close(descriptor)
 
 
+def opened(pid: int, descriptor: int, flags: int, kind: str) -> int:
+    """Open what another process has as ``descriptor``, if the name of what it is begins with
+    ``kind``. Raises OSError, for anything else, too.
+    """
+    place = f"/proc/{pid}/fd/{descriptor}"
+    if not os.readlink(place).startswith(kind):  # noqa: PTH115 - its text is what counts
+        raise FileNotFoundError(f"{place} is another thing")
+    return os.open(place, flags | os.O_CLOEXEC)
+
+
+def shielded(pid: int, rank: int, error: OSError) -> ExecutorFailedError:
+    """Return the error of a process that this one may not look into."""
+    return ExecutorFailedError(
+        f"process {pid} of rank {rank} may not be looked into ({error}): all processes must be of "
+        "one user, and not be shielded from it"
+    )
+
+
 def _wait_for_room(descriptor: int) -> None:
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
@@ -176,11 +189,14 @@ def _wait_for_room(descriptor: int) -> None:
 
 def born_at(pid: int) -> int:
     """Return when process ``pid`` began, in clock ticks since the system did: with the number, a
-    name that no other process has. Raises ProcessLookupError.
+    name that no other process has. Raises ProcessLookupError, for one that has ended, too.
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-            return int(file.read().rpartition(")")[2].split()[19])
+            words = file.read().rpartition(")")[2].split()
+        if words[0] in "ZX":  # it waits for its parent to hear of it
+            raise ProcessLookupError(f"process {pid} has ended")
+        return int(words[19])
     except (OSError, ValueError, IndexError) as error:
         raise ProcessLookupError(f"no process {pid}") from error
 

@@ -22,8 +22,8 @@ from hardpoint.records import Problem
 
 from hardpoint_external_launcher.agreement import check_identities
 from hardpoint_external_launcher.launchers import Seat
-from hardpoint_external_launcher.lines import Line, born_at
-from hardpoint_external_launcher.presence import Presence
+from hardpoint_external_launcher.lines import Line, born_at, opened
+from hardpoint_external_launcher.presence import PROOF, Presence
 from hardpoint_external_launcher.settings import KEY_FILE, ExternalLauncherSettings
 from hardpoint_external_launcher.store import Store
 
@@ -40,7 +40,8 @@ class Company:
     """The ranks, once each knows all: the lines to the others, and who is who.
 
     ``memory`` is a descriptor of this process for what workers meet by, ``board`` one for claims
-    (-1 where some rank is on another host), ``seed`` what is drawn once for all.
+    (-1 where some rank is on another host), ``proof`` one that shows that this rank wrote its
+    presence, ``seed`` what is drawn once for all.
     ``abroad`` carries the lines to other hosts, ``made`` is a key file that was made for this run.
     """
 
@@ -48,6 +49,7 @@ class Company:
     lines: dict[int, Line]
     memory: int
     board: int
+    proof: int
     store: Store
     abroad: Abroad | None = None
     made: Path | None = None
@@ -59,9 +61,10 @@ class Company:
         return self.presences[0].seed
 
     def met(self) -> None:
-        """All have greeted each other: the store is needed no more, nor is the key file."""
+        """All have greeted each other: store, key file and proof are needed no more."""
         self.store.close()
         self._forget_keys()
+        self._give_back("proof")
 
     def close(self) -> None:
         """Give back what is not the lines'. Idempotent."""
@@ -69,10 +72,14 @@ class Company:
         self._forget_keys()
         if self.abroad is not None:
             self.abroad.close()
-        held = {self.memory, self.board}
-        self.memory = self.board = -1
-        for descriptor in held - {-1}:
-            os.close(descriptor)
+        self._give_back("memory", "board", "proof")
+
+    def _give_back(self, *names: str) -> None:
+        for name in names:
+            descriptor = getattr(self, name)
+            setattr(self, name, -1)
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def _forget_keys(self) -> None:
         made, self.made = self.made, None
@@ -98,9 +105,14 @@ def meet(
         memory = os.memfd_create("hardpoint-rendezvous", os.MFD_CLOEXEC) if seat.rank == 0 else -1
         deadline = time.monotonic() + timeout
         secret, made = _secret(seat, settings)
-        store = Store(seat, deadline, timeout, secret)
         company = Company(
-            presences=[], lines=lines, memory=memory, board=board, store=store, made=made
+            presences=[],
+            lines=lines,
+            memory=memory,
+            board=board,
+            proof=os.memfd_create(PROOF, os.MFD_CLOEXEC),
+            store=Store(seat, deadline, timeout, secret),
+            made=made,
         )
         undo.callback(company.close)
         abroad = company.abroad = _abroad(seat, settings) if secret else None
@@ -114,10 +126,12 @@ def meet(
             board=board,
             seed=secrets.randbelow(LARGEST_SEED),
             identity=identity,
+            proof=company.proof,
             door={} if abroad is None else abroad.door,
             name="" if abroad is None else f"{socket.gethostname()} ({abroad.address})",
         )
-        company.presences = store.gather(own)
+        own.prove()
+        company.presences = company.store.gather(own)
         check_identities({each.rank: each.identity for each in company.presences})
         away = {rank for rank in lines if company.presences[rank].host != own.host}
         company.several_hosts = len({each.host for each in company.presences}) > 1
@@ -126,6 +140,7 @@ def meet(
             if rank in away:
                 line.pid, line.host = peer.pid, f"host {peer.name}"
             else:
+                peer.verify()
                 line.connect(peer.pid, peer.born, peer.offers[seat.rank])
         leader = company.presences[0]
         if company.several_hosts:
@@ -139,7 +154,7 @@ def meet(
 
 def _opened(peer: Presence, descriptor: int) -> int:
     try:
-        return os.open(f"/proc/{peer.pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        return opened(peer.pid, descriptor, os.O_RDWR, "/memfd:")
     except OSError as error:
         raise WorkerDiedError(rank=peer.rank, pid=peer.pid, exit=None) from error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hardpoint.records import Listener
-from hardpoint.rpc.network.addresses import split
 
 if TYPE_CHECKING:
     from hardpoint.config import Config
@@ -33,9 +32,13 @@ def across_hosts(host: str, workers: str) -> tuple[Listener, ...]:
 
 
 def of_mp(config: Config, settings: MultiprocSettings, platform: Platform) -> tuple[Listener, ...]:
-    """Return those of ``mp`` as it is configured."""
-    if config.parallel.nnodes > 1 and settings.leader is not None:
-        host, port = split(settings.leader)
+    """Return those of ``mp`` as it is configured. Raises ConfigError where several hosts want more
+    keys.
+    """
+    if config.parallel.nnodes > 1:
+        from hardpoint_multiproc.hosts.start import leader_of
+
+        host, port = leader_of(config, settings)
         join = Listener(
             purpose="join",
             address=f"{host}:{port}",

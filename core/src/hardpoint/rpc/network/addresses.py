@@ -6,6 +6,7 @@ import ipaddress
 import socket
 
 from hardpoint.errors import ConfigError
+from hardpoint.records import Problem
 
 
 def explicit(host: str) -> str:
@@ -25,6 +26,38 @@ def explicit(host: str) -> str:
     return str(found)
 
 
+def of_this_host(host: str, key: str) -> str:
+    """Return the numeric address of ``host``, where something is to listen or to connect from.
+    Raises ConfigError that names ``key``, by which it is configured, for one that is none of this
+    host's.
+    """
+    address = host
+    try:
+        address = explicit(host)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except (OSError, ConfigError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise _unusable(key, host, f"is no address of this host: {why}.") from error
+    return address
+
+
+def cannot_listen(key: str, place: str, error: OSError) -> ConfigError:
+    """Return the error of a place, configured by ``key``, at which nothing can listen."""
+    return _unusable(key, place, f"this host cannot listen there: {error.strerror}.")
+
+
+def _unusable(key: str, value: str, message: str) -> ConfigError:
+    problem = Problem(
+        key=key,
+        value=value,
+        message=message,
+        way_out="Name an address of this host, and a port that is free.",
+    )
+    return ConfigError(str(problem), problems=(problem,))
+
+
 def url(host: str, port: int) -> str:
     """Return how ZeroMQ writes it; port 0: one that is free."""
     name = f"[{host}]" if ":" in host else host
@@ -34,8 +67,9 @@ def url(host: str, port: int) -> str:
 def split(text: str) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT``. Raises ValueError."""
     host, colon, port = text.removeprefix("tcp://").rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{text!r} is not of the form HOST:PORT")
+    digits = port.isascii() and port.isdigit() and len(port) <= 5
+    if not colon or not host or not digits or not 0 < int(port) <= 65535:
+        raise ValueError(f"{text!r} is not of the form HOST:PORT, with a port from 1 to 65535")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

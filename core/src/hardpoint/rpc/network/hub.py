@@ -117,7 +117,7 @@ def attach(data: Mapping[str, Any], rank: int, codec: Codec | None = None) -> Wo
 
 def codec_across(registry: Registry | None = None) -> Codec:
     """Return the codec of what crosses hosts: known types alone, nothing is ever unpickled."""
-    codec = codec_named("typed")
+    codec = codec_named("across")
     if registry is not None:
         codec.learn(registry)
     return codec

@@ -37,7 +37,7 @@ def worker(
     from hardpoint.config.resolution import effective
     from hardpoint.errors import ConfigError
     from hardpoint.registry import Registry
-    from hardpoint.rpc.network.addresses import explicit, split
+    from hardpoint.rpc.network.addresses import explicit, of_this_host, split
     from hardpoint.rpc.network.key_file import awaited
 
     from hardpoint_multiproc.executor import settings_of
@@ -65,7 +65,7 @@ def worker(
         keys,
         own,
         node_rank=node_rank,
-        address=explicit(address) if address else "",
+        address=of_this_host(address, "--address") if address else "",
         peer_timeout=settings.peer_timeout,
         start=settings.start,
         wait=wait,

@@ -108,6 +108,7 @@ class Follower:
             "node_rank": self._node_rank,
             "address": self._address,
             "host": socket.gethostname(),
+            "pid": os.getpid(),
         }
         self._put(hello)
         answer = self._answer(seconds)
@@ -230,7 +231,7 @@ class Follower:
             "argv": list(sys.argv),
             "cores": None,
             "heartbeat": packet["heartbeat"],
-            "codec": "typed",
+            "codec": self._codec.name,
             "rendezvous": RENDEZVOUS,
             "place": rank,
             "channel": packet["worker"]["channel"],

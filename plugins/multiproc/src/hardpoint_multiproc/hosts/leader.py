@@ -50,6 +50,7 @@ class _Node:
     name: bytes
     host: str
     address: str
+    pid: int
     ranks: range
     heard: float
     pids: dict[int, int] = field(factory=dict)
@@ -306,14 +307,20 @@ class Hosts:
                     f"node rank {number} of {host} is not one of 1 to {len(self._ranks) - 1} "
                     "(nnodes at the leader counts itself), or all have joined"
                 )
+            pid = int(message.get("pid") or 0)
             if not reason and number in self._nodes:
-                reason = f"node rank {number} of {host} is {self._nodes[number]} already"
+                other = self._nodes[number]
+                reason = (
+                    f"node rank {number} was started twice: process {other.pid} on {other} has it, "
+                    f"and process {pid} on host {host} asks for it"
+                )
             if reason:
                 _logger.warning("%s was refused: %s", host, reason)
                 self._put(name, {"op": "refused", "reason": reason})
                 return
             ranks = self._ranks[number]
-            node = _Node(number, name, host, str(message["address"]), ranks, time.monotonic())
+            place = str(message["address"])
+            node = _Node(number, name, host, place, pid, ranks, time.monotonic())
             self._put(name, {"op": "welcome", "node_rank": number, "ranks": list(ranks),
                              "heartbeat": self._heartbeat})  # fmt: skip
             self._nodes[number] = self._by_name[name] = node

@@ -13,7 +13,7 @@ from hardpoint.config.problems import config_error, with_origin
 from hardpoint.config.resolution import effective
 from hardpoint.errors import HardpointError
 from hardpoint.records import Problem
-from hardpoint.rpc.network.addresses import explicit, split
+from hardpoint.rpc.network.addresses import cannot_listen, explicit, split
 from hardpoint.rpc.network.bounds import Bounds
 from hardpoint.rpc.network.hub import OPEN_TENSORS, codec_across
 from hardpoint.rpc.network.key_file import read_or_write
@@ -24,6 +24,7 @@ from hardpoint_multiproc.launching import WorkerPlan, plan_workers, variables_of
 from hardpoint_multiproc.spread import SpreadResources
 
 if TYPE_CHECKING:
+    from hardpoint.config import Config
     from hardpoint.rpc.calls import Call
 
     from hardpoint_multiproc.executor import MultiprocExecutor
@@ -44,11 +45,18 @@ class HostsPlan:
 
 
 def plan_of(executor: MultiprocExecutor, settings: MultiprocSettings) -> HostsPlan:
-    """Return the plan of a configuration with ``nnodes``. Raises ConfigError for what is missing or
-    wrong.
+    """Return the plan of a configuration with ``nnodes``. Raises as :func:`leader_of`."""
+    host, port = leader_of(executor.config, settings)
+    ranks = handshake.split(executor.world_size, executor.config.parallel.nnodes)
+    return HostsPlan(host, port, Path(str(settings.key_file)), ranks)
+
+
+def leader_of(config: Config, settings: MultiprocSettings) -> tuple[str, int]:
+    """Return where the leader of a configuration with ``nnodes`` listens. Raises ConfigError for
+    what is missing or wrong.
     """
     problems = []
-    config, nodes = executor.config, executor.config.parallel.nnodes
+    nodes = config.parallel.nnodes
     host, port = "", 0
     if settings.leader is None or settings.key_file is None:
         missing = LEADER if settings.leader is None else KEY_FILE
@@ -69,8 +77,7 @@ def plan_of(executor: MultiprocExecutor, settings: MultiprocSettings) -> HostsPl
             problems.append(Problem(key=LEADER, value=settings.leader, message=f"{error}."))
     if problems:
         raise config_error([with_origin(each, config.origins) for each in problems])
-    ranks = handshake.split(executor.world_size, nodes)
-    return HostsPlan(host, port, Path(str(settings.key_file)), ranks)
+    return host, port
 
 
 def gather_hosts(
@@ -100,9 +107,11 @@ def gather_hosts(
             model=model,
             made=plan.key_file if made else None,
         )
-    except BaseException:
+    except BaseException as error:
         if made:
             plan.key_file.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise cannot_listen(LEADER, str(settings.leader), error) from error
         raise
     try:
         hosts.await_followers(settings.start_timeout, "plugins.mp.start_timeout")
