@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from hardpoint.records import Problem
 
 
+_LONGEST_CAUSE = 400
+"""Characters of what another library says of a worker's end, in our message."""
+
+
 class HardpointError(Exception):
     """Base of all errors raised on purpose by Hardpoint and its plugins.
 
@@ -229,7 +233,8 @@ class ExecutorFailedError(HardpointError):
 
 class WorkerDiedError(ExecutorFailedError):
     """A worker's process or thread ended: ``rank``, ``pid``, ``exit`` (code, or negative signal),
-    ``last_lines``, ``host`` (empty: the driver's own).
+    ``last_lines``, ``host`` (empty: the driver's own). Its ``__cause__`` is what the one who
+    started it says of that, if anything; the last line of it is part of the message.
 
     What to do: read ``last_lines`` and ``exit``: -9 is most often the system's memory killer. Start
     a new engine.
@@ -243,10 +248,12 @@ class WorkerDiedError(ExecutorFailedError):
         exit: int | None,
         last_lines: Iterable[str] = (),
         host: str = "",
+        cause: BaseException | None = None,
     ) -> None:
         self.rank = rank
         self.pid = pid
         self.host = host
+        self.__cause__ = cause
         self.exit = exit
         self.last_lines = tuple(last_lines)
         how = (
@@ -258,7 +265,9 @@ class WorkerDiedError(ExecutorFailedError):
         )
         tail = "".join(f"\n  {line}" for line in self.last_lines)
         where = f" on {host}" if host else ""
-        super().__init__(f"worker rank {rank} (pid {pid}{where}) {how}{tail}")
+        said = str(cause or "").strip().splitlines()
+        why = f": {said[-1].strip()[:_LONGEST_CAUSE]}" if said else ""
+        super().__init__(f"worker rank {rank} (pid {pid}{where}) {how}{why}{tail}")
 
 
 class HostLostError(ExecutorFailedError):

@@ -135,6 +135,16 @@ def test_a_rank_that_does_not_leave_its_collective_is_killed():
     group.only(Fail)
 
 
+def test_a_death_is_told_with_what_its_starter_says_of_it():
+    group = Group()
+    group.run(1)
+    cause = RuntimeError("The actor died.\n\tpid: 7\nThe node was removed.\n")
+    group.see("exited", 1, None, cause=cause)
+    error = group.supervisor.failure
+    assert error.__cause__ is cause
+    assert str(error) == "worker rank 1 (pid 1001) ended: The node was removed."
+
+
 def test_a_death_is_told_at_once_and_once():
     group = Group()
     group.run(1)

@@ -212,8 +212,8 @@ class Supervisor:
         state.gone = True
         if state.last and state.dump_until is not None:
             return self._give_up(rank, "", now)  # it ended of being asked for its stack
-        error = WorkerDiedError(rank=rank, pid=state.pid, exit=exit, last_lines=last_lines)
-        error.__cause__ = cause
+        pid = state.pid
+        error = WorkerDiedError(rank=rank, pid=pid, exit=exit, last_lines=last_lines, cause=cause)
         return self._fail(error)
 
     def failed(self, error: HardpointError, now: float) -> list[Action]:

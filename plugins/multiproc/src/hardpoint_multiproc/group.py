@@ -278,9 +278,9 @@ class WorkerGroup:
         lines = self._nursery.output.last_lines(rank)
         if worker.host:
             died = WorkerDiedError(
-                rank=rank, pid=worker.pid, exit=worker.exit, last_lines=lines, host=worker.host
-            )
-            died.__cause__ = worker.cause
+                rank=rank, pid=worker.pid, exit=worker.exit, last_lines=lines, host=worker.host,
+                cause=worker.cause,
+            )  # fmt: skip
             self.give_up(died)
         self._judge(lambda judge: judge.exited(rank, worker.exit, now, lines, worker.cause))
         worker.ended.set()
