@@ -43,6 +43,10 @@ $(VENV)/test.stamp: $(VENV)/demo.stamp
 	$(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/apart amdsmi  # `import ray` fails beside it: see plugins/rocm
 	@touch $@
 
+$(VENV)/metrics.stamp: $(VENV)/test.stamp
+	$(PIP_INSTALL) --upgrade --target $(VENV)/metrics "ray[default]"  # apart: with it, each Ray starts an agent more
+	@touch $@
+
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -58,7 +62,7 @@ test: lint
 	$(BIN)/python -m pytest -q -m "not slow" tests/parity
 	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(SIDE_BY_SIDE) -m "not slow" core engine
 
-test-slow: $(VENV)/test.stamp
+test-slow: $(VENV)/test.stamp $(VENV)/metrics.stamp
 	$(BIN)/python -m pytest -q -m slow $(EVERYTHING)
 	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(SIDE_BY_SIDE) -m "not slow" $(EVERYTHING)
 

@@ -37,7 +37,7 @@ def test_the_attributes_of_the_field_are_there(group):
     assert isinstance(group.logger, logging.Logger)
     assert (group.is_sleeping, group.sleeping_tags) == (False, frozenset())
     assert group.kv_output_aggregator is group.ec_output_aggregator is None
-    assert group.uses_ray is (config.executor == "ray")
+    assert group.uses_ray is (config.executor in ("ray", "ray_legacy"))
 
 
 def test_an_executor_must_implement_four_methods():

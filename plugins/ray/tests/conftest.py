@@ -18,6 +18,7 @@ from attrs import evolve
 from hardpoint.checkpoints import read_description
 from hardpoint.config import resolution
 from hardpoint.config.loading import load_config
+from hardpoint.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheTensor
 from hardpoint.registry import Registry
 from hardpoint.selection import select_executor, select_platform
 
@@ -100,6 +101,30 @@ def launcher():
     made = Launcher()
     yield made
     made.close()
+
+
+def plans(executor):
+    made = []
+    for specs in executor.get_kv_cache_specs():
+        spec = next(iter(specs.values()))
+        tensors = tuple(
+            KVCacheTensor(num_bytes=33 * each.page_bytes, layers=(layer,))
+            for layer, each in specs.items()
+        )
+        group = KVCacheGroup(layers=tuple(specs), spec=spec)
+        made.append(KVCacheConfig(num_blocks=33, groups=(group,), tensors=tensors))
+    return made
+
+
+@pytest.fixture
+def give_cache():
+    """Give an executor's workers a cache, so that they can execute; return the executor."""
+
+    def give_cache(executor):
+        executor.initialize_cache(plans(executor))
+        return executor
+
+    return give_cache
 
 
 def pid_of(worker):

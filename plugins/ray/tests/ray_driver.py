@@ -1,11 +1,12 @@
 """A driver for tests: starts ``ray`` on the dummy platform, and a Ray with it; says where it is, a
-JSON line each, and waits for its end. Keys of the configuration are its arguments, as KEY=VALUE.
+JSON line each, waits for a failure, says which, and ends. Keys of the configuration are its
+arguments, as KEY=VALUE.
 """
 
 import json
 import os
 import sys
-import time
+import threading
 
 from attrs import evolve
 from hardpoint.checkpoints import read_description
@@ -41,5 +42,12 @@ executor_class = select_executor(registry, config, platform)
 config = resolution.structure_plugins(config, registry)
 say(starting=True)
 executor = executor_class.start(config, registry, platform)
+failed = threading.Event()
+errors = []
+executor.register_failure_callback(lambda error: (errors.append(error), failed.set()))
 say(workers=executor.collective_rpc(pid_of))
-time.sleep(1000)
+failed.wait()
+(error,) = errors
+say(failed=type(error).__name__, rank=error.rank, pid=error.pid, text=str(error))
+executor.shutdown()
+say(closed=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import uuid
@@ -21,13 +22,15 @@ class Driver:
 
     def __init__(self, folder, *arguments):
         self.mark = uuid.uuid4().hex
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("ray_driver.py")), *arguments],
-            env={**os.environ, MARK: self.mark, "TMPDIR": str(folder)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        self.errors = folder / "errors"
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("ray_driver.py")), *arguments],
+                env={**os.environ, MARK: self.mark, "TMPDIR": str(folder)},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
 
     def line(self):
         for line in self.process.stdout:
@@ -100,6 +103,40 @@ def test_a_killed_driver_leaves_nothing(drivers, tmp_path, eventually, is_alive,
     eventually(lambda: driver.family() == [])
     eventually(lambda: not (own & folders()))
     eventually(lambda: not any(map(is_alive, workers)))
+    eventually(lambda: shared_by(family) == [])
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_to_end_says_nothing_and_leaves_nothing(drivers, tmp_path, eventually):
+    """Ray has a handler of its own for SIGTERM, which prints where the program was."""
+    driver = drivers(tmp_path)
+    driver.line()
+    driver.line()
+    driver.process.terminate()
+    assert driver.process.wait(60) == -signal.SIGTERM
+    assert not [line for line in driver.errors.read_text().splitlines() if line[:7] != "waiting"]
+    eventually(lambda: driver.family() == [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["ray", "ray_legacy"])
+def test_when_the_driver_s_own_node_is_killed_it_is_told_and_nothing_is_left(
+    drivers, tmp_path, eventually, executor
+):
+    """The node of rank 0: with Ray's process there, all of its workers end."""
+    driver = drivers(tmp_path, f"executor={executor}")
+    driver.line()
+    workers = driver.line()["workers"]
+    (raylet,) = [pid for pid in driver.family() if psutil.Process(pid).name() == "raylet"]
+    family = driver.family()
+    os.kill(raylet, signal.SIGKILL)
+    told = driver.line()
+    assert told["failed"] == "WorkerDiedError"
+    assert told["pid"] == workers[told["rank"]]
+    assert "died" in told["text"]
+    assert driver.line() == {"closed": True}
+    assert driver.process.wait(60) == 0
+    eventually(lambda: driver.family() == [])
     eventually(lambda: shared_by(family) == [])
 
 

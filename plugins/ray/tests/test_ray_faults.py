@@ -13,7 +13,6 @@ from hardpoint.errors import (
     WorkerHungError,
     WorkerSilentError,
 )
-from hardpoint.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheTensor
 from hardpoint.messages import NewRequestData, SchedulerOutput
 from hardpoint.sampling_params import SamplingParams
 
@@ -31,29 +30,22 @@ KEYS = {
     "rpc.heartbeat": 0.2,
 }
 CELLS = [
-    ("kill", "build", WorkerDiedError),
-    ("kill", "load", WorkerDiedError),
-    ("kill", "step", WorkerDiedError),
-    ("exit", "step", WorkerDiedError),
-    ("stop", "step", WorkerSilentError),
-    ("hang", "step", WorkerHungError),
-    ("raise", "build", RemoteError),
-    ("raise", "step", RemoteError),
-    ("memory_error", "step", RemoteError),
+    (1, "kill", "build", WorkerDiedError),
+    (1, "kill", "load", WorkerDiedError),
+    (1, "kill", "step", WorkerDiedError),
+    (1, "exit", "step", WorkerDiedError),
+    (1, "stop", "step", WorkerSilentError),
+    (1, "hang", "step", WorkerHungError),
+    (1, "raise", "build", RemoteError),
+    (1, "raise", "step", RemoteError),
+    (1, "memory_error", "step", RemoteError),
+    (0, "kill", "load", WorkerDiedError),
+    (0, "kill", "step", WorkerDiedError),
+    (0, "stop", "step", WorkerSilentError),
+    (0, "hang", "step", WorkerHungError),
+    (0, "raise", "step", RemoteError),
 ]
-
-
-def plans(executor):
-    made = []
-    for specs in executor.get_kv_cache_specs():
-        spec = next(iter(specs.values()))
-        tensors = tuple(
-            KVCacheTensor(num_bytes=33 * each.page_bytes, layers=(layer,))
-            for layer, each in specs.items()
-        )
-        group = KVCacheGroup(layers=tuple(specs), spec=spec)
-        made.append(KVCacheConfig(num_blocks=33, groups=(group,), tensors=tensors))
-    return made
+"""The rank that it is done to, what, when, and the error that must follow."""
 
 
 def step(number):
@@ -68,12 +60,7 @@ def step(number):
     )
 
 
-def give_cache(executor):
-    executor.initialize_cache(plans(executor))
-    return executor
-
-
-def run(launcher, executor, **keys):
+def run(launcher, give_cache, executor, **keys):
     """Start, and execute two steps; return the executor and what the second one gave."""
     started = give_cache(launcher.start(executor=executor, **KEYS, **keys))
     started.execute_model(step(1))
@@ -95,20 +82,22 @@ def actors_below(pid):
 
 
 @pytest.mark.parametrize(
-    ("executor", "kind", "point", "expected"),
+    ("executor", "rank", "kind", "point", "expected"),
     [(name, *cell) for name in ("ray", "ray_legacy") for cell in CELLS],
 )
-def test_a_fault_on_the_last_rank(launcher, executor, kind, point, expected, eventually):
+def test_a_fault_on_one_rank(
+    launcher, give_cache, executor, rank, kind, point, expected, eventually
+):
     import ray
     from ray.exceptions import RayActorError
 
     free = ray.available_resources().get("dummy")
     assert actors_below(os.getpid()) == []
-    fault = f"{point}:2@1={kind}" if point == "step" else f"{point}@1={kind}"
+    fault = f"{point}:2@{rank}={kind}" if point == "step" else f"{point}@{rank}={kind}"
     with pytest.raises(expected) as caught:
-        run(launcher, executor, **{"plugins.dummy.fail_at": fault})
+        run(launcher, give_cache, executor, **{"plugins.dummy.fail_at": fault})
     error = caught.value
-    assert error.rank == 1
+    assert error.rank == rank
     if expected is WorkerDiedError:
         assert isinstance(error.__cause__, RayActorError)
     if expected in (WorkerHungError, WorkerSilentError):
@@ -123,8 +112,11 @@ def test_a_fault_on_the_last_rank(launcher, executor, kind, point, expected, eve
     eventually(lambda: actors_below(os.getpid()) == [])
 
 
+@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("executor", ["ray", "ray_legacy"])
-def test_an_actor_that_ray_kills_is_noticed_in_time_with_its_cause(launcher, executor):
+def test_an_actor_that_ray_kills_is_noticed_in_time_with_its_cause(
+    launcher, give_cache, executor, rank
+):
     import ray
     from ray.exceptions import ActorDiedError
 
@@ -134,11 +126,11 @@ def test_an_actor_that_ray_kills_is_noticed_in_time_with_its_cause(launcher, exe
         started.execute_model(step(1))
         held = started.collective_rpc(sleep, args=(1000,), non_block=True)
         began = time.monotonic()
-        ray.kill(started._resources.nursery._actors[1].handle)
+        ray.kill(started._resources.nursery._actors[rank].handle)
         error = held.exception(60)
         seconds.append(time.monotonic() - began)
         assert isinstance(error, WorkerDiedError)
-        assert error.rank == 1
+        assert error.rank == rank
         assert isinstance(error.__cause__, ActorDiedError)
         started.shutdown()
         if min(seconds) < NOTICED:

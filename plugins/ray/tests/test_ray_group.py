@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -27,6 +28,15 @@ def test_each_worker_is_an_actor_that_has_a_bundle_of_its_own(launcher):
     assert len({pid for _, pid, *_ in places} | {os.getpid()}) == 4
     assert len({actor for *_, actor, _ in places}) == 3
     assert [each["dummy"] for *_, each in places] == [1.0] * 3
+
+
+def test_workers_yield_to_nobody_that_the_driver_does_not(launcher):
+    executor = launcher.start()
+    assert executor.collective_rpc(yielding) == [os.nice(0)] * 2
+
+
+def yielding(worker):
+    return os.nice(0)
 
 
 def test_calls_do_not_go_through_ray(launcher, monkeypatch):
@@ -81,6 +91,7 @@ def test_a_killed_actor_fails_pending_calls_with_the_cause_that_ray_tells(launch
 
 def speak(worker):
     print(f"hello from rank {worker.rank}")
+    print(f"trouble of rank {worker.rank}", file=sys.stderr)
 
 
 def test_what_a_worker_prints_reaches_the_driver_with_its_name(launcher, capfd, eventually):
@@ -91,11 +102,12 @@ def test_what_a_worker_prints_reaches_the_driver_with_its_name(launcher, capfd, 
     def both():
         said.append(capfd.readouterr().err)
         lines = "".join(said).splitlines()
-        return [line for line in lines if "hello from rank" in line and "(Worker_" in line][1:]
+        return [line for line in lines if "of rank" in line or "from rank" in line][3:]
 
     eventually(both)
-    lines = [line for line in "".join(said).splitlines() if "hello from rank" in line]
-    assert {line.split(" pid=")[0] for line in lines} == {"(Worker_0", "(Worker_1"}
+    for words in ("hello from rank", "trouble of rank"):
+        lines = [line for line in "".join(said).splitlines() if words in line]
+        assert {line.split(" pid=")[0] for line in lines} == {"(Worker_0", "(Worker_1"}
 
 
 def child_of(worker):
@@ -171,6 +183,29 @@ def test_steps_are_counted_in_ray_s_metrics_where_that_is_asked_for(monkeypatch)
     assert sum(seen) == 5
 
 
+def answer(executor, workers):
+    """Return the tokens that the dummy platform answers, and how many steps a graph has taken."""
+    from hardpoint_engine import LLM, SamplingParams
+
+    keys = {"model": "dummy", "load_format": "dummy", "platform": "dummy", "executor": executor}
+    config = load_config(
+        overrides={**keys, "seed": 3, "plugins.dummy.num_workers": workers}, environ={}
+    )
+    sampling = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    with LLM.from_config(config) as llm:
+        (result,) = llm.generate([[1, 2, 3]], sampling)
+        graph = getattr(llm.executor, "graph", None)
+        return list(result.outputs[0].token_ids), 0 if graph is None else graph.steps
+
+
+def test_steps_by_a_graph_give_the_tokens_of_one_worker():
+    expected, _ = answer("uni", 1)
+    assert len(expected) == 3
+    found, steps = answer("ray_legacy", 2)
+    assert found == expected
+    assert steps >= 3
+
+
 def test_resources_that_never_come_free_are_told_with_a_table(launcher, monkeypatch, caplog):
     import ray
     from hardpoint_ray import placement
@@ -205,6 +240,27 @@ def test_a_given_group_is_used_as_the_indices_say_and_outlives_the_executor(laun
     ray.util.remove_placement_group(group)
     with pytest.raises(ExecutorFailedError, match="Ray has no such placement group"):
         launcher.start(**{"plugins.ray.placement_group": "absent"})
+
+
+@pytest.mark.slow
+def test_bundles_that_another_fills_are_not_awaited_for_ever(launcher, monkeypatch, caplog):
+    import ray
+    from hardpoint_ray import placement
+
+    monkeypatch.setattr(placement, "FIRST_LINE", 0.5)
+    group = ray.util.placement_group([{"dummy": 1}, {"dummy": 1}], name="filled")
+    assert group.wait(60)
+    first = launcher.start(**{"plugins.ray.placement_group": "filled"})
+    keys = {"plugins.ray.placement_group": "filled", "plugins.ray.placement_timeout": 2.0}
+    with pytest.raises(placement.PlacementError, match=r"2 workers, each 1 dummy") as caught:
+        launcher.start(**keys)
+    assert "did not start the workers' actors in their bundles within" in str(caught.value)
+    assert any("waiting for Ray to start the workers' actors" in each for each in caplog.messages)
+    assert len(first.check_health()) == 2
+    first.shutdown()
+    assert len(launcher.start(**keys | {"plugins.ray.placement_timeout": 60.0}).check_health()) == 2
+    launcher.close()
+    ray.util.remove_placement_group(group)
 
 
 def group_and_bundles(made):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
-from hardpoint.messages import ModelRunnerOutput, SchedulerOutput
+from hardpoint.messages import ModelRunnerOutput, SchedulerOutput, StepTicket
 from hardpoint_ray import metrics
 
 
@@ -67,3 +67,12 @@ def test_a_step_and_a_failure_are_counted(fakes):
     }
     assert [value for value, _ in by_name["hardpoint_step_seconds"]] == [0.25]
     assert [value for value, _ in by_name["hardpoint_failures"]] == [1.0]
+
+
+def test_tokens_of_a_deferred_step_are_counted_when_they_are_sampled(fakes):
+    told = metrics.StepMetrics()
+    planned = SchedulerOutput(step_id=1, num_tokens={"a": 3}, total_tokens=3)
+    told.step(planned, StepTicket(step_id=1), 0.25)
+    told.gave(ModelRunnerOutput(step_id=1, req_ids=("a",), tokens=((5, 6),)))
+    (tokens,) = [each.told for each in fakes if each.name == "hardpoint_tokens"]
+    assert [(tags["kind"], value) for value, tags in tokens] == [("computed", 3), ("sampled", 2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -41,6 +42,25 @@ def test_the_driver_s_node_comes_first_then_those_with_fewer_bundles():
 def test_bundle_indices_are_honoured():
     seats = assign(bundles(THERE, HERE, THERE), HERE, 2, indices=(2, 1))
     assert [seat.bundle for seat in seats] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shards", "told"),
+    [
+        ((HERE, HERE, THERE, THERE), 2, []),
+        ((HERE, THERE), 1, []),
+        ((HERE, HERE, THERE), 3, ["ranks 0 to 2 are on 2 nodes"]),
+        ((HERE, HERE, THERE, YONDER), 2, ["ranks 2 to 3 are on 2 nodes"]),
+    ],
+)
+def test_tensor_shards_on_several_nodes_are_told_of(nodes, shards, told, caplog):
+    from hardpoint_ray.placement import warn_of_spread
+
+    warn_of_spread(assign(bundles(*nodes), HERE, len(nodes)), shards)
+    assert len(caplog.messages) == len(told)
+    for message, part in zip(caplog.messages, told, strict=True):
+        assert part in message
+        assert "STRICT_PACK" in message
 
 
 @pytest.mark.parametrize(
@@ -178,3 +198,74 @@ def test_ray_s_client_is_refused():
 
     with pytest.raises(ExecutorFailedError, match="run the driver on a node of that Ray"):
         session.connect(RaySettings(address="ray://10.0.0.1:10001"), {})
+
+
+def test_a_program_that_is_connected_by_ray_s_client_is_refused(monkeypatch):
+    from hardpoint_ray import session
+    from hardpoint_ray.settings import RaySettings
+
+    monkeypatch.setattr(session.client, "is_connected", lambda: True)
+    with pytest.raises(ExecutorFailedError, match="run the driver on a node of that Ray"):
+        session.connect(RaySettings(), {})
+
+
+def test_what_is_done_at_a_signal_is_kept_on_any_thread():
+    import ctypes
+
+    from hardpoint_ray import signal_actions
+
+    heard = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+
+    def replace():
+        with signal_actions.kept([signal.SIGUSR1]):
+            ctypes.CDLL(None).signal(signal.SIGUSR1, 1)  # ignored, which Python does not know
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    thread.join()
+    signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+    assert heard == [1]
+
+
+@pytest.fixture
+def listener():
+    end = socket.create_server(("127.0.0.1", 0))
+    yield end
+    end.close()
+
+
+@pytest.mark.parametrize("named", ["key", "variable"])
+def test_an_address_at_which_nobody_listens_is_refused_at_once(listener, monkeypatch, named):
+    from hardpoint_ray import session
+    from hardpoint_ray.settings import RaySettings
+
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    listener.close()
+    name = "plugins.ray.address" if named == "key" else "RAY_ADDRESS"
+    if named == "variable":
+        monkeypatch.setenv(name, address)
+    monkeypatch.setattr(session.ray, "init", lambda **_: pytest.fail("Ray would try on and on"))
+    with pytest.raises(ExecutorFailedError, match=f"{name} = '{address}' .*refused"):
+        session.connect(RaySettings(address=address if named == "key" else None), {})
+
+
+def test_an_address_that_answers_nothing_is_given_up_with_its_key(listener, monkeypatch, caplog):
+    from hardpoint_ray import session
+    from hardpoint_ray.settings import RaySettings
+
+    freed = threading.Event()
+    monkeypatch.setattr(session.ray, "init", lambda **_: freed.wait(60))
+    monkeypatch.setattr(session, "FIRST_LINE", 0.1)
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    settings = RaySettings(address=address, start_timeout=0.5)
+    with pytest.raises(ExecutorFailedError, match=f"plugins.ray.address = '{address}' did not"):
+        session.connect(settings, {})
+    assert any("waiting for the Ray at" in line for line in caplog.messages)
+    with pytest.raises(ExecutorFailedError, match="start another process"):
+        session.connect(settings, {})
+    stuck = session._Connection.stuck
+    freed.set()
+    stuck._thread.join(60)
+    assert not stuck._thread.is_alive()

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from hardpoint.errors import WorkerDiedError, WorkerHungError
+from attrs import evolve
+from hardpoint.errors import ConfigError, WorkerDiedError, WorkerHungError
 
 SPREAD = {"plugins.ray.strategy": "SPREAD"}
 
@@ -72,6 +73,68 @@ def test_declared_variables_reach_other_nodes_and_none_replaces_a_node_s_own(
     assert sent == [{"RAY_TEST_DECLARED": "1", "RAY_TEST_FORWARDED": "yes"}]
     assert "RAY_TEST_OF_NODE = 'its own' of this host is kept" in caplog.text
     assert "RAY_TEST_TOKEN is not sent to other nodes" in caplog.text
+
+
+@pytest.fixture
+def folder(launcher, tmp_path, monkeypatch):
+    """The files of a model, as the driver describes it to all that are started."""
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(bytes(2 << 20))
+    prepare = launcher.prepare
+
+    def prepared(**keys):
+        executor_class, config, *parts = prepare(**keys)
+        described = evolve(config.description, path=path, format="safetensors")
+        return executor_class, evolve(config, description=described), *parts
+
+    monkeypatch.setattr(launcher, "prepare", prepared)
+    return path
+
+
+def test_a_node_with_other_files_of_the_model_is_refused(spread, folder, monkeypatch):
+    import ray
+    from hardpoint_ray import model_files
+
+    look = model_files.fingerprint
+
+    def looked(path, model_format):
+        """Look as the driver does; what another node finds afterwards is another file."""
+        found = look(path, model_format)
+        (folder / "model.safetensors").write_bytes(bytes(2 << 20) + b"other")
+        return found
+
+    monkeypatch.setattr(model_files, "fingerprint", looked)
+    with pytest.raises(ConfigError) as caught:
+        spread()
+    (problem,) = caught.value.problems
+    assert problem.key == "model"
+    assert re.search(
+        r"file model\.safetensors is 2097152 bytes, [0-9a-f]{16} on the driver's node, "
+        r"and 2097157 bytes, [0-9a-f]{16} on node [0-9a-f]{8} \([\d.]+\)",
+        problem.message,
+    )
+    monkeypatch.undo()
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_node_without_the_model_is_refused(spread, folder, monkeypatch):
+    from hardpoint_ray import model_files
+
+    ours = model_files.fingerprint(folder, "safetensors")
+    monkeypatch.setattr(model_files, "fingerprint", lambda *_: ours)
+    (folder / "model.safetensors").unlink()
+    (folder / "config.json").unlink()
+    folder.rmdir()
+    with pytest.raises(ConfigError, match=r"has not the driver's model: .*model"):
+        spread()
+
+
+@pytest.mark.slow
+def test_with_the_same_files_workers_start_on_both_nodes(spread, folder):
+    assert len(spread().check_health()) == 3
 
 
 def failure_of(executor):

@@ -14,7 +14,7 @@ import ray
 from attrs import evolve, frozen
 from hardpoint_multiproc import descriptors
 
-from hardpoint_ray import far_stacks, handover
+from hardpoint_ray import far_stacks, handover, model_files
 
 if TYPE_CHECKING:
     from hardpoint_multiproc.worker_entry import Carriage
@@ -59,6 +59,10 @@ class WorkerActor:
             stacks=self._stacks,
             resources={**given, **{name: each for name, each in ids.items() if each}},
         )
+
+    def model_files(self, path: str, model_format: str) -> dict[str, str]:
+        """Return what the model's files are on this node."""
+        return model_files.files_at(path, model_format)
 
     def run_beside(self, name: str, resources: Mapping[str, tuple[str, ...]]) -> int:
         """Be a worker on the driver's node, by what it hands over at the socket ``name``; return

@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hardpoint_ray import far_stacks
 from hardpoint_ray.actor import Whereabouts, WorkerActor
 from hardpoint_ray.handover import Handover
-from hardpoint_ray.placement import Reservation, Seat
+from hardpoint_ray.placement import Reservation, Seat, awaited, nodes, table
 from hardpoint_ray.session import Session
 
 END_SECONDS = 2.0
@@ -75,13 +75,15 @@ class Actors:
         needed: Mapping[str, float],
         titles: Sequence[str],
         variables: Sequence[Mapping[str, str]],
+        patience: float,
         kind: type[WorkerActor] = WorkerActor,
         arguments: Mapping[str, Any] | None = None,
     ) -> list[Whereabouts]:
         """Create an actor of ``kind`` for each seat, which takes ``needed`` of its bundle; return
         where each is, in rank order. ``arguments`` are given to all of them.
 
-        Raises ExecutorFailedError for one that cannot be created.
+        Raises PlacementError where they are not there after ``patience`` seconds (a bundle may be
+        another's), ExecutorFailedError for one that cannot be created.
         """
         self._reservation = reservation
         asked = dict(needed)
@@ -102,10 +104,12 @@ class Actors:
             titled = partial(made.options(**options).remote, titles[seat.rank])
             handles.append(titled(**(arguments or {})))
         try:
-            found: list[Whereabouts] = ray.get([handle.where.remote() for handle in handles])
-        except RayError as error:
+            found = _whereabouts(handles, patience, needed)
+        except BaseException as error:
             for handle in handles:
                 ray.kill(handle)
+            if not isinstance(error, RayError):
+                raise
             raise ExecutorFailedError(f"Ray could not start the workers: {error}") from error
         for seat, handle, where in zip(reservation.seats, handles, found, strict=True):
             self._actors[seat.rank] = _Actor(seat=seat, handle=handle, where=where)
@@ -116,6 +120,11 @@ class Actors:
                     f"{hardpoint.__version__}: install one version on all nodes"
                 )
         return found
+
+    @property
+    def one_of_each_node(self) -> dict[str, Any]:
+        """Ray's handle of one actor of each node, by the node's id."""
+        return {each.seat.node_id: each.handle for each in self._actors.values()}
 
     @property
     def handles(self) -> list[Any]:
@@ -251,3 +260,29 @@ class Actors:
             ray.kill(actor.handle)
         if actor.pidfd >= 0:
             end_group(actor.where.pid, actor.session)
+
+
+def _whereabouts(
+    handles: Sequence[Any], patience: float, needed: Mapping[str, float]
+) -> list[Whereabouts]:
+    """Return where the actors are, once all are there; raise what kept the first of them."""
+    asked = [handle.where.remote() for handle in handles]
+    left = list(asked)
+
+    def come(seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while left:
+            ready, left[:] = ray.wait(left, timeout=max(0.0, end - time.monotonic()))
+            if not ready:
+                return False
+            ray.get(ready)
+        return True
+
+    awaited(
+        come,
+        patience,
+        lambda: table(needed, len(handles), nodes()),
+        "start the workers' actors in their bundles",
+    )
+    found: list[Whereabouts] = ray.get(asked)
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,7 +15,7 @@ from hardpoint_ray.settings import START_TIMEOUT, RaySettings
 
 if TYPE_CHECKING:
     from hardpoint.config import Config
-    from hardpoint.messages import SchedulerOutput
+    from hardpoint.messages import GrammarOutput, SchedulerOutput, StepTicket
     from hardpoint.platform import Platform
     from hardpoint.records import Listener
     from hardpoint.registry import Registry
@@ -62,16 +62,18 @@ class RayExecutor(MultiprocExecutor):
         output = super().execute_model(scheduler_output, non_block)
         if metrics is None:
             return output
-        if not non_block:
-            metrics.step(scheduler_output, output, time.monotonic() - began)
-            return output
 
-        def count(future: Future[Any]) -> None:
-            if not future.cancelled() and future.exception() is None:
-                metrics.step(scheduler_output, future.result(), time.monotonic() - began)
+        def count(found: object) -> None:
+            metrics.step(scheduler_output, found, time.monotonic() - began)
 
-        output.add_done_callback(count)
-        return output
+        return _counted(output, non_block, count)
+
+    def sample_tokens(
+        self, ticket: StepTicket, grammar: GrammarOutput | None = None, non_block: bool = False
+    ) -> Any:
+        """Finish a step as every executor does; count its tokens as above."""
+        output = super().sample_tokens(ticket, grammar, non_block)
+        return output if self._metrics is None else _counted(output, non_block, self._metrics.gave)
 
     def _start_workers(self) -> None:
         from hardpoint_ray.start import placed  # which imports Ray
@@ -96,6 +98,20 @@ class RayExecutor(MultiprocExecutor):
         from hardpoint_ray.start import Crew
 
         return Crew()
+
+
+def _counted(output: Any, non_block: bool, count: Callable[[object], None]) -> Any:
+    """Return ``output``, of which ``count`` is told; with ``non_block`` when it is there."""
+    if not non_block:
+        count(output)
+        return output
+
+    def told(future: Future[Any]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            count(future.result())
+
+    output.add_done_callback(told)
+    return output
 
 
 def settings_of(config: Config, registry: Registry) -> RaySettings:

@@ -119,6 +119,10 @@ class StepMetrics:
         self._steps.inc()
         self._tokens.labels(kind="computed").inc(planned.total_tokens)
         self._seconds.observe(seconds)
+        self.gave(output)
+
+    def gave(self, output: object) -> None:
+        """Count the tokens that a step gave; none yet where its sampling is deferred."""
         if isinstance(output, ModelRunnerOutput):
             self._tokens.labels(kind="sampled").inc(sum(map(len, output.tokens)))
 

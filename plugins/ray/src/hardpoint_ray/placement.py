@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 import ray.util
@@ -139,6 +139,23 @@ def assign(
     return tuple(seats)
 
 
+def warn_of_spread(seats: Sequence[Seat], shards: int) -> None:
+    """Tell of every ``shards`` neighbouring ranks, which compute each layer together, that are on
+    several nodes.
+    """
+    for first in range(0, len(seats), shards):
+        nodes_of = {seat.node_id for seat in seats[first : first + shards]}
+        if len(nodes_of) > 1:
+            _logger.warning(
+                "the tensor shards of ranks %d to %d are on %d nodes, so every layer waits for the "
+                "network; plugins.ray.strategy = 'STRICT_PACK' keeps them on one, and pipeline "
+                "stages (pipeline_parallel_size) may be apart",
+                first,
+                first + shards - 1,
+                len(nodes_of),
+            )
+
+
 def _indexed(known: Mapping[int, Bundle], count: int, indices: Sequence[int]) -> list[Bundle]:
     if len(indices) != count or len(set(indices)) != len(indices):
         raise PlacementError(
@@ -205,7 +222,12 @@ def reserve(settings: RaySettings, placement: Placement) -> Reservation:
     if group is None:
         group = _create(settings, asked, count, driver)
     try:
-        _await(group, settings.placement_timeout, lambda: table(asked, count, nodes()))
+        awaited(
+            group.wait,
+            settings.placement_timeout,
+            lambda: table(asked, count, nodes()),
+            "place the workers",
+        )
         where = ray.util.placement_group_table(group)["bundles_to_node_id"]
         bundles = [
             Bundle(index=index, node_id=where[index])
@@ -255,18 +277,23 @@ def _create(
     )
 
 
-def _await(group: Any, timeout: float, told: Callable[[], str]) -> None:
+def awaited(
+    come: Callable[[float], bool], timeout: float, told: Callable[[], str], what: str
+) -> None:
+    """Wait until ``come(seconds)`` says yes; tell meanwhile, ever rarer, what is asked for and
+    free. Raises PlacementError with that, ``told()``, after ``timeout`` seconds; ``what`` is what
+    Ray is to do.
+    """
     began, pause = time.monotonic(), FIRST_LINE
     while True:
         left = began + timeout - time.monotonic()
-        if group.wait(max(0.0, min(pause, left))):
+        if come(max(0.0, min(pause, left))):
             return
         waited = time.monotonic() - began
         if waited >= timeout:
             raise PlacementError(
-                f"Ray did not place the workers within {PLACEMENT_TIMEOUT} = {timeout:g} s\n"
-                f"{told()}"
+                f"Ray did not {what} within {PLACEMENT_TIMEOUT} = {timeout:g} s\n{told()}"
             )
         if waited >= pause:
-            _logger.warning("waiting for Ray to place the workers for %.0f s; %s", waited, told())
+            _logger.warning("waiting for Ray to %s for %.0f s; %s", what, waited, told())
             pause *= 2

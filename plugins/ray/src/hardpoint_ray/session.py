@@ -13,11 +13,14 @@ import logging
 import os
 import secrets
 import shutil
+import signal
+import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +28,10 @@ import ray
 from hardpoint.config.problems import config_error
 from hardpoint.errors import ExecutorFailedError
 from hardpoint.records import Problem
+from ray.util.client import ray as client
 
-from hardpoint_ray import semaphores
+from hardpoint_ray import semaphores, signal_actions
+from hardpoint_ray.settings import START_TIMEOUT
 
 if TYPE_CHECKING:
     from hardpoint_ray.settings import RaySettings
@@ -40,10 +45,26 @@ ADDRESS, AUTH_MODE, TOKEN, TOKEN_PATH = (
 USAGE = "RAY_USAGE_STATS_ENABLED"
 """Whether Ray reports its use to its makers: not of one that is started here, unless it is set."""
 
+NICENESS = "RAY_worker_niceness"
+"""By how much Ray's workers yield to others: 15 by itself, which has a worker of a step wait for
+whatever else runs on the host. Not of a Ray that is started here, unless it is set.
+"""
+
 CLUSTER = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Whether Ray listens to other hosts. The name is history: it does as this says everywhere, and has
 no other way to keep to the loopback address (Ray 2.60 takes 127.0.0.1 for the host's own address).
 """
+
+NO_CLIENT = (
+    "{}, by which no worker can be watched; run the driver on a node of that Ray, and name it as "
+    "host:port"
+)
+
+FIRST_LINE = 5.0
+"""Seconds after which the first line tells that Ray is awaited; each next takes twice as long."""
+
+LOOK_SECONDS = 10.0
+"""For how long somebody is awaited who takes a connection at an address."""
 
 STOP_SECONDS = 20.0
 """How long Ray's end is awaited. It takes two, on a machine with nothing beside."""
@@ -88,6 +109,12 @@ class _Connection:
     """A connection to the Ray at ``address`` that was made here: its thread and its users."""
 
     current: _Connection | None = None
+    stuck: _Connection | None = None
+    """One that was given up while Ray was still at it."""
+
+    @property
+    def _waited_for(self) -> str:
+        return f"the Ray at {self._address!r} to answer"
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -97,15 +124,27 @@ class _Connection:
         self._thread = threading.Thread(target=self._live, name="hardpoint-ray", daemon=True)
         self._thread.start()
 
-    def join(self) -> Session:
-        """Wait until it is up, and use it; raise what kept it from that. Under the lock."""
+    def join(self, seconds: float) -> Session:
+        """Wait until it is up, and use it; raise what kept it from that, TimeoutError after so many
+        seconds. Under the lock.
+        """
         try:
+            self._await(seconds)
             self._ready.result()
         except BaseException:
             self._end()
             raise
         self._users += 1
         return Session(self)
+
+    def _await(self, seconds: float) -> None:
+        began, pause = time.monotonic(), FIRST_LINE
+        while not wait([self._ready], min(pause, began + seconds - time.monotonic())).done:
+            waited = time.monotonic() - began
+            if waited >= seconds:
+                raise TimeoutError(f"it did not within {START_TIMEOUT} = {seconds:g} s")
+            _logger.warning("waiting for %s for %.0f s", self._waited_for, waited)
+            pause *= 2
 
     def leave(self) -> None:
         """One user less; end it after the last. Under the lock."""
@@ -116,13 +155,17 @@ class _Connection:
     def _end(self) -> None:
         _Connection.current = None
         self._leave.set()
-        self._thread.join(STOP_SECONDS)
+        if self._ready.done():
+            self._thread.join(STOP_SECONDS)
+        else:  # nothing ends Ray's own waiting; its thread ends with it, or with the process
+            _Connection.stuck = self
 
     def _live(self) -> None:
         try:
             with _environment(self._variables()):
                 try:
-                    with _quiet():
+                    # Ray prints its stack at SIGTERM, over whatever the program does then.
+                    with _quiet(), signal_actions.kept([signal.SIGTERM]):
                         self._open()
                 except BaseException as error:  # noqa: BLE001 - raised where it is awaited
                     with contextlib.suppress(Exception):
@@ -140,6 +183,7 @@ class _Connection:
         return {}
 
     def _open(self) -> None:
+        _look(self._address)
         local = self._address.startswith(("127.", "localhost:", "[::1]"))
         if os.environ.get(TOKEN) or os.environ.get(TOKEN_PATH):
             _use_token()
@@ -157,9 +201,14 @@ class _OwnRay(_Connection):
         self._object_store_bytes = object_store_bytes
         super().__init__("local")
 
+    @property
+    def _waited_for(self) -> str:
+        return "Ray to start on this host"
+
     def _variables(self) -> dict[str, str | None]:
         wanted: dict[str, str | None] = {ADDRESS: None, CLUSTER: "0"}
         wanted[USAGE] = os.environ.get(USAGE, "0")
+        wanted[NICENESS] = os.environ.get(NICENESS, "0")
         if not os.environ.get(TOKEN) and not os.environ.get(TOKEN_PATH):
             wanted[TOKEN_PATH] = str(self._folder / "token")
         return wanted
@@ -184,6 +233,8 @@ class _OwnRay(_Connection):
 
     def _end(self) -> None:
         super()._end()
+        if not self._ready.done():
+            return  # what comes of it yet, the sweeper removes
         self._sweeper.kill()
         if self._sweeper.stdin is not None:
             self._sweeper.stdin.close()
@@ -205,16 +256,23 @@ def connect(settings: RaySettings, needed: Mapping[str, float]) -> Session:
     """
     with _LOCK:
         current = _Connection.current
+        if client.is_connected():
+            raise ExecutorFailedError(NO_CLIENT.format("the program is connected by Ray's client"))
         if ray.is_initialized():
-            return Session(None) if current is None else current.join()
+            return Session(None) if current is None else current.join(settings.start_timeout)
+        key = "plugins.ray.address" if settings.address else ADDRESS
         address = settings.address or os.environ.get(ADDRESS) or "local"
+        if (stuck := _Connection.stuck) is not None and not stuck._ready.done():  # noqa: SLF001
+            raise ExecutorFailedError(
+                f"Ray still tries what was given up before (address {stuck._address!r}), and a "  # noqa: SLF001
+                "process has one Ray: start another process"
+            )
         if address == "local":
             _require_token(settings)
             _logger.info("starting Ray on this host, as none is named")
         elif address.startswith("ray://"):
             raise ExecutorFailedError(
-                f"{address!r} is an address for Ray's client, by which no worker can be watched; "
-                "run the driver on a node of that Ray, and name it as host:port"
+                NO_CLIENT.format(f"{address!r} is an address for Ray's client")
             )
         _Connection.current = made = (
             _OwnRay(needed, settings.object_store_bytes)
@@ -222,12 +280,23 @@ def connect(settings: RaySettings, needed: Mapping[str, float]) -> Session:
             else _Connection(address)
         )
         try:
-            return made.join()
+            return made.join(settings.start_timeout)
         except Exception as error:
             what = (
-                "could not be started" if address == "local" else f"at {address!r} did not answer"
+                "could not be started"
+                if address == "local"
+                else f"at {key} = {address!r} did not answer"
             )
             raise ExecutorFailedError(f"the Ray {what}: {error}") from error
+
+
+def _look(address: str) -> None:
+    """Raise OSError if nobody listens at ``address``, where it names a port: Ray would try again
+    for a quarter of an hour.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), LOOK_SECONDS).close()
 
 
 def _require_token(settings: RaySettings) -> None:

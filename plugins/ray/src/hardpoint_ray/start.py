@@ -16,7 +16,7 @@ from hardpoint_multiproc.spread import SpreadResources
 from hardpoint_multiproc.start_choice import PLAIN
 from hardpoint_multiproc.titles import title_of
 
-from hardpoint_ray import placement, session
+from hardpoint_ray import model_files, placement, session
 from hardpoint_ray.actor import WorkerActor
 from hardpoint_ray.actors import Actors
 from hardpoint_ray.node_environment import variables_on_nodes
@@ -66,17 +66,31 @@ def placed(
     actors = Actors(session.connect(settings, total))
     try:
         reservation = placement.reserve(settings, executor.placement)
+        placement.warn_of_spread(reservation.seats, executor.config.parallel.tensor_parallel_size)
         titles = [title_of(executor.config, rank, count) for rank in range(count)]
         variables = variables_on_nodes(
             variables_of(executor), reservation.seats, executor.config.parallel.forward_env
         )
         crew = crew_of(reservation.seats)
-        actors.create(reservation, needed, titles, variables, crew.kind, crew.arguments)
+        patience = settings.placement_timeout
+        actors.create(reservation, needed, titles, variables, patience, crew.kind, crew.arguments)
+        model_files.compare(executor.config, _abroad(actors))
         crew.created(actors)
         return _start(executor, settings, actors, reservation.seats)
     except BaseException:
         actors.close(0.0)
         raise
+
+
+def _abroad(actors: Actors) -> dict[str, Any]:
+    """Return an actor of each node but the driver's, by the node's name."""
+    here, found = ray.get_runtime_context().get_node_id(), actors.one_of_each_node
+    if set(found) <= {here}:
+        return {}
+    known = placement.addresses()
+    return {
+        f"node {node[:8]} ({known[node]})": actor for node, actor in found.items() if node != here
+    }
 
 
 def _start(

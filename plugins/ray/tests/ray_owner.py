@@ -1,0 +1,119 @@
+"""A driver for tests of what is stopped: uses the executor ``ray`` on the dummy platform once, in
+the way that its argument names, and says in JSON lines what is there before, meanwhile and after.
+
+It ends when its input does.
+"""
+
+import json
+import os
+import sys
+import time
+
+import psutil
+import ray
+from attrs import evolve
+from hardpoint.checkpoints import read_description
+from hardpoint.config import resolution
+from hardpoint.config.loading import load_config
+from hardpoint.registry import Registry
+from hardpoint.selection import select_executor, select_platform
+from hardpoint_ray import session
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+
+def say(**what):
+    print(json.dumps(what), flush=True)
+
+
+def start(executor, **keys):
+    settings = {
+        "model": "dummy",
+        "load_format": "dummy",
+        "platform": "dummy",
+        "executor": executor,
+        "plugins.dummy.num_workers": 2,
+        **keys,
+    }
+    config = load_config(overrides=settings, environ={})
+    registry = Registry.discover(config)
+    platform = select_platform(registry, config)
+    config = evolve(config, description=read_description("dummy", "dummy"))
+    config = resolution.configure(config, registry, platform)
+    config = resolution.fill_defaults(config, platform)
+    chosen = select_executor(registry, config, platform)
+    config = resolution.structure_plugins(config, registry)
+    return chosen.start(config, registry, platform)
+
+
+def children():
+    """Return the commands of this process's living descendants."""
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        try:
+            if each.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(each.cmdline()))
+        except psutil.Error:
+            continue
+    return found
+
+
+def gone(within=60.0):
+    """Wait until no child is left; return those that are."""
+    end = time.monotonic() + within
+    while (left := children()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return left
+
+
+def states():
+    return {
+        each["name"] or "unnamed": each["state"]
+        for each in ray.util.placement_group_table().values()
+    }
+
+
+def once(executor, **keys):
+    started = start(executor, **keys)
+    reservation = started._resources.nursery._reservation
+    found = {"initialised": ray.is_initialized(), "own": reservation.own, "groups": states()}
+    found["folder"] = str(getattr(session._Connection.current, "_folder", ""))
+    started.shutdown()
+    return found
+
+
+def of_ours(executor):
+    """None runs and none is named: one is started."""
+    say(**once(executor))
+    say(initialised=ray.is_initialized(), children=gone())
+
+
+def joined(executor):
+    """One is named by ``RAY_ADDRESS`` or the key."""
+    say(**once(executor, **{"plugins.ray.address": os.environ["OWNER_ADDRESS"]}))
+    say(initialised=ray.is_initialized(), children=gone())
+
+
+def users(executor):
+    """The program has started its own, and is connected to it."""
+    ray.init(num_cpus=4, resources={"dummy": 8}, include_dashboard=False, configure_logging=False)
+    given = ray.util.placement_group([{"dummy": 1}, {"dummy": 1}], name="given")
+    current = ray.util.placement_group([{"dummy": 1}, {"CPU": 1}, {"dummy": 1}], name="current")
+    assert given.wait(60)
+    assert current.wait(60)
+    say(way="new", **once(executor))
+    say(way="given", **once(executor, **{"plugins.ray.placement_group": "given"}))
+    inside = PlacementGroupSchedulingStrategy(
+        placement_group=current,
+        placement_group_bundle_index=1,
+        placement_group_capture_child_tasks=True,
+    )
+    driver = ray.remote(num_cpus=1, scheduling_strategy=inside)(once)
+    say(way="current", **ray.get(driver.remote(executor), timeout=120))
+    answer = ray.get(ray.remote(num_cpus=0)(os.getppid).remote(), timeout=120)
+    say(initialised=ray.is_initialized(), answer=answer, groups=states())
+    ray.shutdown()
+    say(initialised=ray.is_initialized(), children=gone())
+
+
+{"ours": of_ours, "joined": joined, "users": users}[sys.argv[1]](sys.argv[2])
+sys.stdin.read()
