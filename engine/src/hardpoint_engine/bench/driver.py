@@ -24,6 +24,7 @@ FILES: Mapping[str, str] = {
     "pipe": "pipe.py",
     "zmq": "zeromq.py",
     "hardpoint-ray": "hardpoint_ray.py",
+    "hardpoint-ray-legacy": "hardpoint_ray_legacy.py",
     "ray": "ray_actors.py",
     "ray-graph": "ray_graph.py",
     "vllm-mq": "vllm_queue.py",

@@ -29,13 +29,13 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     rows: Sequence[Row] = document["rows"]
     counts = list(dict.fromkeys(row["workers"] for row in rows))
     head = "".join(f"{f'N={count}':>22}" for count in counts)
-    yield f"{'µs a call: median / p99':36}{head}"
+    yield f"{'µs a call: median / p99':40}{head}"
     for size, mode in dict.fromkeys((row["bytes"], row["mode"]) for row in rows):
         here = [row for row in rows if (row["bytes"], row["mode"]) == (size, mode)]
         for name in dict.fromkeys(row["transport"] for row in here):
             found = {row["workers"]: row for row in here if row["transport"] == name}
             cells = "".join(f"{_cell(found.get(count)):>22}" for count in counts)
-            yield f"{size_name(size):8}{mode:10}{name:18}{cells}"
+            yield f"{size_name(size):8}{mode:10}{name:22}{cells}"
     yield ""
     yield "% of a core used by all its processes, from 5 ms after the last call"
     for name in dict.fromkeys(row["transport"] for row in document["idle"]):
@@ -46,11 +46,11 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         cells = "".join(
             f"{100 * shares[count]:22.3f}" if count in shares else f"{'-':>22}" for count in counts
         )
-        yield f"{'':18}{name:18}{cells}"
+        yield f"{'':18}{name:22}{cells}"
     yield ""
     checks = document["checks"]
     yield from (
-        f"{name:36}{value:>22g}" for name, value in checks.items() if isinstance(value, float)
+        f"{name:40}{value:>22g}" for name, value in checks.items() if isinstance(value, float)
     )
     for name, why in checks["left_out"].items():
         yield f"left out: {name}: {why}"

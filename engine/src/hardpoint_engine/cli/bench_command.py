@@ -55,8 +55,8 @@ def rpc(
 ) -> None:
     """Time a call of every worker through the executor mp (hardpoint-mp) on the dummy platform,
     beside multiprocessing.Pipe (pipe), pyzmq (zmq) and vLLM's MessageQueue (vllm-mq), and through
-    the executor ray (hardpoint-ray) beside calls of Ray's actors (ray) and its compiled graphs
-    (ray-graph), those that can be imported.
+    the executors ray (hardpoint-ray) and ray_legacy (hardpoint-ray-legacy: steps) beside calls of
+    Ray's actors (ray) and its compiled graphs (ray-graph), those that can be imported.
 
     Every worker gets a payload and answers with its last byte; the driver gathers the answers. Mode
     busy calls back to back, sporadic once each 5 ms. Then: the CPU time of idle workers, how soon a
