@@ -10,7 +10,8 @@ from hardpoint.environment import across_hosts, is_secret, merged
     "name",
     ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "DB_PASSWORD", "my_secret_thing",
      "GOOGLE_APPLICATION_CREDENTIALS", "SSH_AUTH_SOCK", "PIP_INDEX_URL", "KUBECONFIG",
-     "WANDB_API_KEY", "GITHUB_TOKEN", "TLS_PRIVATE_PEM"],
+     "WANDB_API_KEY", "GITHUB_TOKEN", "TLS_PRIVATE_PEM", "MYSQL_PWD", "SMTP_PASS", "MY_PAT",
+     "DATABASE_DSN", "APP_JWT", "BEARER", "SLACK_WEBHOOK", "SESSION_ID", "sentry_dsn"],
 )  # fmt: skip
 def test_secrets_are_known_by_their_names(name):
     assert is_secret(name)
@@ -20,10 +21,29 @@ def test_secrets_are_known_by_their_names(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "GLOO_IB_HCA", "PYTHONHASHSEED", "PATH"]
-)
+    "name",
+    ["OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "GLOO_IB_HCA", "PYTHONHASHSEED", "PATH", "PWD",
+     "PROXY_BYPASS", "COMPASS_DIR", "PATTERN"],
+)  # fmt: skip
 def test_what_only_looks_like_one_is_sent(name):
     assert across_hosts({}, {name: "x"}, (name,)).variables == {name: "x"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["mongodb://u:pw@h/db", "http://user:pw@proxy:8080", "https://ghp_x@github.com",
+     "a=1 -----BEGIN RSA PRIVATE KEY-----"],
+)  # fmt: skip
+def test_a_value_that_holds_a_secret_is_withheld_and_not_shown(value):
+    sent = across_hosts({"PROXY": value}, {"OTHER": value}, ("*",))
+    assert sent.variables == {}
+    assert sent.withheld == dict.fromkeys(("OTHER", "PROXY"), "its value holds a secret")
+    plain = {"PROXY": "http://proxy:8080/?a@b", "MAIL": "me@host"}
+    assert across_hosts(plain, {}, ()).variables == plain
+    _, conflicts = merged({"PROXY": value}, plain)
+    assert conflicts == [
+        "PROXY = (a secret) of this host is kept; the driver's is 'http://proxy:8080/?a@b'"
+    ]
 
 
 def test_only_what_was_declared_or_allowed_is_sent():

@@ -7,6 +7,7 @@ variables that ``forward_env`` names. A value that the other host has already is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
@@ -23,13 +24,20 @@ SECRET = (
     "*COOKIE*",
     "*AUTH*",
     "*PRIVATE*",
+    "*PASS",
+    "*_PWD",
+    "*_PAT",
+    "*DSN*",
+    "*JWT*",
+    "*BEARER*",
+    "*WEBHOOK*",
+    "*SESSION*",
 )
 """Forms of names, in capitals, whose values never leave this host."""
 
 NEVER = frozenset(
     {
         "DATABASE_URL",
-        "DSN",
         "KRB5CCNAME",
         "KUBECONFIG",
         "NETRC",
@@ -37,14 +45,18 @@ NEVER = frozenset(
         "PIP_EXTRA_INDEX_URL",
         "PIP_INDEX_URL",
         "REDIS_URL",
-        "SENTRY_DSN",
         "UV_INDEX_URL",
     }
 )
 """Names of no such form that hold secrets all the same: addresses with passwords in them, say."""
 
-HARMLESS = ("TOKENIZERS_*", "*_MAX_TOKENS", "*_NUM_TOKENS", "*KEYBOARD*", "*_KEYWORDS")
+HARMLESS = (
+    "TOKENIZERS_*", "*_MAX_TOKENS", "*_NUM_TOKENS", "*KEYBOARD*", "*_KEYWORDS", "*BYPASS",
+)  # fmt: skip
 """Names that only look like one of these."""
+
+CREDENTIALS = re.compile(r"://[^/?#\s]*@|-----BEGIN ")
+"""What makes a value a secret, whatever its name: an address with a user or a password, a key."""
 
 OWN = ("HARDPOINT_*",)
 """Each host's own configuration: what the driver's says, workers are told another way."""
@@ -59,7 +71,9 @@ class Forwarded:
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a variable must not leave this host, by its name."""
+    """Whether the value of a variable must not leave this host, by its name; some must not by what
+    they are (``CREDENTIALS``).
+    """
     upper = name.upper()
     if upper in NEVER:
         return True
@@ -86,6 +100,8 @@ def across_hosts(
     for name in sorted(chosen):
         if is_secret(name):
             withheld[name] = "its name is that of a secret"
+        elif CREDENTIALS.search(chosen[name]):
+            withheld[name] = "its value holds a secret"
         elif any(fnmatchcase(name, form) for form in OWN):
             withheld[name] = "it configures the host that it is set on"
     kept = {name: value for name, value in chosen.items() if name not in withheld}
@@ -97,8 +113,12 @@ def merged(own: Mapping[str, str], sent: Mapping[str, str]) -> tuple[dict[str, s
     that was kept against a ``sent`` one.
     """
     conflicts = [
-        f"{name} = {own[name]!r} of this host is kept; the driver's is {value!r}"
+        f"{name} = {_told(name, own[name])} of this host is kept; the driver's is {value!r}"
         for name, value in sorted(sent.items())
         if name in own and own[name] != value
     ]
     return {**sent, **own}, conflicts
+
+
+def _told(name: str, value: str) -> str:
+    return "(a secret)" if is_secret(name) or CREDENTIALS.search(value) else repr(value)
