@@ -14,7 +14,7 @@ from hardpoint.config.loading import load_config
 from hardpoint.errors import LifecycleError, PluginConflictError, RemoteError, UnsupportedError
 from hardpoint.executor import Executor
 from hardpoint.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheTensor
-from hardpoint.messages import SchedulerOutput
+from hardpoint.messages import ModelRunnerOutput, SchedulerOutput
 from hardpoint.records import WorkerContext
 from hardpoint.registry import Registry
 from hardpoint.rpc import codec
@@ -236,6 +236,41 @@ def test_a_step_must_give_its_output(host, value):
     made.lifecycle.stage = made.lifecycle.stage.READY
     with pytest.raises(LifecycleError, match=r"Bad.execute_model returned .* for step 1"):
         made._execute_model(SchedulerOutput(step_id=1))
+
+
+def test_a_step_is_told_how_many_calls_were_none_and_nobody_else_is(host):
+    told = []
+
+    class Told(Bad):
+        def execute_model(self, scheduler_output):
+            told.append(self.other_calls)
+            if scheduler_output.step_id == 3:
+                raise OSError("in the step")
+            return ModelRunnerOutput(step_id=scheduler_output.step_id)
+
+    made = host(Told)
+    made.lifecycle.stage = made.lifecycle.stage.READY
+    outside = []
+
+    def call(method, *args):
+        body = codec.pack((method, args, {}), "")
+        made.handle(PackedCall(1, 0, method if isinstance(method, str) else "it", body))
+        outside.append(made.worker.other_calls)
+
+    def step(number):
+        call("execute_model", SchedulerOutput(step_id=number))
+
+    step(1)
+    step(2)
+    step(3)
+    step(4)
+    call("get_kv_cache_spec")
+    step(5)
+    call(print)
+    call("no_such_method")
+    step(6)
+    assert [count - told[0] for count in told] == [0, 0, 0, 0, 1, 3]
+    assert set(outside) == {None}
 
 
 def test_plans_for_another_world_are_refused(host):

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 
 class ModelRunner(ABC):
-    """Executes steps on one rank's devices."""
+    """Executes steps on one rank's devices.
+
+    ``other_calls`` is the worker's (:attr:`hardpoint.worker.Worker.other_calls`), where it hands it
+    on; None means that anything may have happened since the last step.
+    """
+
+    other_calls: int | None = None
 
     @abstractmethod
     def load_model(self) -> LoadReport:

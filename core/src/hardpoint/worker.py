@@ -45,6 +45,12 @@ class Worker(ABC):
     ``registry`` holds exactly the driver's resolved plugins, already loaded in this process.
     """
 
+    other_calls: int | None = None
+    """While ``execute_model`` runs: how many calls that were no ``execute_model`` this rank has had
+    so far, as its host counts them; None where nobody does. If it is what it was in the step
+    before, nothing but steps came between, and what was looked over then need not be again.
+    """
+
     def __init__(self, context: WorkerContext, platform: Platform, registry: Registry) -> None:
         self.context = context
         self.config = context.config

@@ -156,10 +156,14 @@ class TorchWorker(Worker):
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | StepTicket:
         """Run one step."""
         runner = self._runner("execute_model")
-        if self.profiler is None:
-            return runner.execute_model(scheduler_output)
-        with self.profiler.step(scheduler_output):
-            return runner.execute_model(scheduler_output)
+        runner.other_calls = self.other_calls
+        try:
+            if self.profiler is None:
+                return runner.execute_model(scheduler_output)
+            with self.profiler.step(scheduler_output):
+                return runner.execute_model(scheduler_output)
+        finally:
+            runner.other_calls = None
 
     def sample_tokens(self, ticket: StepTicket, grammar: GrammarOutput | None) -> ModelRunnerOutput:
         """Finish the step of ``ticket``."""

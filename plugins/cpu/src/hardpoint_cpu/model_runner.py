@@ -24,13 +24,14 @@ from hardpoint_cpu.native.program import Program
 from hardpoint_cpu.native.refusals import refusal
 from hardpoint_cpu.native.sampler import ProgramSampler
 from hardpoint_cpu.quantization import NativePacking
+from hardpoint_cpu.steady_steps import SteadySteps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
     from hardpoint.kv_cache import KVCacheSpec
-    from hardpoint.messages import SchedulerOutput
+    from hardpoint.messages import ModelRunnerOutput, SchedulerOutput, StepTicket
     from hardpoint.records import LoadReport
     from hardpoint_runtime.batch.inputs import BatchInputs
     from hardpoint_runtime.models import LanguageModel
@@ -44,6 +45,9 @@ _logger = logging.getLogger("hardpoint.worker")
 
 class CpuModelRunner(TorchModelRunner):
     """Executes steps of one model on the host's processors."""
+
+    _inputs: BatchInputs | None = None
+    _steady: SteadySteps | None = None
 
     @property
     def program(self) -> Program | None:
@@ -106,6 +110,32 @@ class CpuModelRunner(TorchModelRunner):
         """
         known = self.config.graph.graph_mode == "none" or self.context.rank
         _logger.log(logging.INFO if known else logging.WARNING, "%s", slow_way(reason))
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | StepTicket:
+        """Run one step; see :class:`TorchModelRunner`. One that follows the last in the same
+        requests is not built anew.
+        """
+        steady, self._steady = self._steady, None
+        output: ModelRunnerOutput | StepTicket
+        if steady is not None and steady.continues(scheduler_output):
+            output = steady.run(scheduler_output)
+        else:
+            self._inputs = None
+            output = super().execute_model(scheduler_output)
+            inputs, self._inputs = self._inputs, None
+            steady = inputs and SteadySteps.after(self, scheduler_output, output, inputs)
+        self._steady = steady
+        return output
+
+    def close(self) -> None:
+        """Drop the model, the cache and the requests."""
+        self._steady = None
+        super().close()
+
+    def prepare(self, plan: SchedulerOutput) -> BatchInputs:
+        """Return the step's inputs, in batch order."""
+        self._inputs = inputs = super().prepare(plan)
+        return inputs
 
     def forward(self, inputs: BatchInputs, plan: SchedulerOutput) -> torch.Tensor | None:
         """Run a step; its logits are not even written where only the best tokens are wanted."""

@@ -84,6 +84,7 @@ class ProgramGraphs:
         self._hooks: tuple[Any, ...] = ()
         self._told: set[str] = set()
         self._ran = False
+        self._looked_at: int | None = None
 
     def capture_all(self) -> CaptureReport:
         """Lower the model. Called by the runner's warm-up, and again where what was lowered is no
@@ -119,18 +120,27 @@ class ProgramGraphs:
     def serving(self, inputs: BatchInputs) -> StepProgram | None:
         """Return the program for a step, None where it runs through torch."""
         self._ran = False
+        trusted = self._is_as_it_was()
         if inputs.dispatch is None or inputs.dispatch.mode is GraphMode.NONE:
             return None
-        if reason := self._reason_against(inputs):
+        if reason := self._reason_against(inputs, trusted=trusted):
             if self._runner.config.model.batch_invariant:
                 raise UnsupportedError(
                     "batch_invariant", "a step beside the program", reason=reason
                 )
             self.tell(f"some steps, where {reason}")
             return None
-        program = self._current()
+        program = self.program if trusted else self._current()
+        self._looked_at = self._runner.other_calls
         self._ran = True
         return program
+
+    def _is_as_it_was(self) -> bool:
+        """Whether only steps came since the model was looked over: what it is made of, where its
+        weights are, and whether hooks are on it.
+        """
+        calls = self._runner.other_calls
+        return calls is not None and calls == self._looked_at
 
     def run(
         self, program: StepProgram, inputs: BatchInputs, plan: SchedulerOutput
@@ -182,10 +192,10 @@ class ProgramGraphs:
                 self.capture_all()
         return self.program
 
-    def _reason_against(self, inputs: BatchInputs) -> str | None:
+    def _reason_against(self, inputs: BatchInputs, *, trusted: bool) -> str | None:
         """Return what of a step the program does not give, None if it does it all."""
         runner = self._runner
-        if any(self._hooks):
+        if not trusted and any(self._hooks):
             return "a module of the model has a hook"
         if runner.requests is None:
             return None

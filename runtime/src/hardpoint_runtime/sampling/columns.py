@@ -43,7 +43,8 @@ def features(sampling: SamplingParams) -> int:
         Feature.LOGPROBS: sampling.logprobs is not None or sampling.logprob_token_ids,
         Feature.ALLOWED: sampling.allowed_token_ids is not None,
         Feature.BIAS: sampling.logit_bias,
-        Feature.MIN_TOKENS: sampling.min_tokens > 0,
+        Feature.MIN_TOKENS: sampling.min_tokens > 0
+        and (sampling.stop_token_ids or not sampling.ignore_eos),
         Feature.BAD_WORDS: sampling.bad_word_ids,
         Feature.PROMPT_LOGPROBS: sampling.prompt_logprobs is not None,
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
@@ -114,19 +114,25 @@ class Program(StepProgram):
         # Pages of rows that no step has are never touched.
         self.logits = torch.from_numpy(np.zeros((most_rows, lowered.vocabulary), np.float32))
         self._only_best = False
-        self.best: ctypes.Array[ctypes.c_int64] | None = None
-        self._unfinished: tuple[native.Step, list[np.ndarray]] | None = None
+        self.best: np.ndarray | None = None
+        self._unfinished: native.Step | None = None
+        self._first_rows: dict[int, torch.Tensor] = {}
         self._views: dict[int, torch.Tensor] = {}
 
     def close(self) -> None:
         """End the threads and give the buffers back."""
         self._views.clear()
+        self._first_rows.clear()
         self._end()
 
-    def expect(self, *, only_best: bool) -> None:
-        """Say before a step what of its logits is wanted; forgets the last step."""
+    def expect(
+        self, *, only_best: bool, prepared: tuple[np.ndarray, native.Step] | None = None
+    ) -> None:
+        """Say before a step what of its logits is wanted; forgets the last step. ``prepared``: what
+        :meth:`want_best` returned for this step.
+        """
         self._only_best = only_best
-        self.best = self._unfinished = None
+        self.best, self._unfinished = prepared or (None, None)
 
     def run(
         self, inputs: BatchInputs, carried: Carried | None = None
@@ -149,18 +155,62 @@ class Program(StepProgram):
             )
         ]
         tokens, rows = len(arrays[0]), len(arrays[3])
-        step = native.Step(
-            tokens, len(inputs.req_ids), rows, arrays[5].shape[1],
-            *(array.ctypes.data for array in arrays), self.logits.data_ptr(), None,
-        )  # fmt: skip
+        step = self.step(arrays, len(inputs.req_ids), rows)
         if self._only_best and rows and lowered.gathers is None:
-            self.best = (ctypes.c_int64 * rows)()
-            step.logits, step.best = None, ctypes.addressof(self.best)
-            self._unfinished = step, arrays
+            self.expect(only_best=True, prepared=self.want_best(step, np.empty(rows, np.int64)))
         if carried is not None:
             stream = self._buffer(STREAM, tokens)
             stream.copy_(carried["hidden_states"]).add_(carried["residual"])
-        seen = int(inputs.positions.sum()) + tokens
+        self.compute(step, int(inputs.positions.sum()) + tokens, outside)
+        if not lowered.has_logits:
+            stream = self._buffer(STREAM, tokens).to(self._dtype, copy=True)
+            return {"hidden_states": stream, "residual": torch.zeros_like(stream)}
+        logits = self.logits_of(rows)
+        if lowered.gathers is not None:
+            group, sizes = lowered.gathers
+            logits = group.all_gather(logits, sizes, -1)
+        return logits if rows else None
+
+    def step(self, arrays: Sequence[np.ndarray], requests: int, rows: int) -> native.Step:
+        """Return a step of so many ``requests`` over ``arrays``, as the library takes them: token
+        ids, positions, cache slots, places of the ``rows`` that are wanted, starts of requests,
+        block table. It holds them. All logits are written.
+        """
+        made = native.Step(
+            len(arrays[0]), requests, rows, arrays[5].shape[1],
+            *(array.ctypes.data for array in arrays), self.logits.data_ptr(), None,
+        )  # fmt: skip
+        made.held = tuple(arrays)
+        return made
+
+    @staticmethod
+    def want_best(step: native.Step, best: np.ndarray) -> tuple[np.ndarray, native.Step]:
+        """Have a step write the token of the greatest logit of each row to ``best``, int64 [m], and
+        no logits until :meth:`finish`. Return what :meth:`expect` takes.
+        """
+        step.logits, step.best = None, best.ctypes.data
+        return best, step
+
+    def logits_of(self, rows: int) -> torch.Tensor:
+        """Return the first rows of logits; the same tensor each time."""
+        if rows not in self._first_rows:
+            self._first_rows[rows] = self.logits[:rows]
+        return self._first_rows[rows]
+
+    @property
+    def whole(self) -> bool:
+        """Whether it computes from tokens to logits by itself, without pauses for other ranks."""
+        lowered = self._lowered
+        alone = lowered.embeds_all and lowered.gathers is None and not lowered.pauses
+        return alone and lowered.embeds and lowered.has_logits
+
+    def compute(self, step: native.Step, seen: int, outside: np.ndarray | None = None) -> None:
+        """Run all operations of a step, whose tokens attend to ``seen`` positions in all. A driver
+        that ends it is heard between two calls.
+
+        Raises CancelledStepError, and HardpointError for inputs out of range.
+        """
+        lowered, tokens, rows = self._lowered, step.tokens, step.rows
         for first, last in self._calls(tokens, seen):
             if self._cancelled():
                 raise CancelledStepError("a step was ended by the driver between operations")
@@ -172,14 +222,6 @@ class Program(StepProgram):
                 )
             for pause in lowered.pauses.get(last, ()):
                 self._do(pause, rows if getattr(pause, "picked", False) else tokens, outside)
-        if not lowered.has_logits:
-            stream = self._buffer(STREAM, tokens).to(self._dtype, copy=True)
-            return {"hidden_states": stream, "residual": torch.zeros_like(stream)}
-        logits = self.logits[:rows]
-        if lowered.gathers is not None:
-            group, sizes = lowered.gathers
-            logits = group.all_gather(logits, sizes, -1)
-        return logits if rows else None
 
     def _own_tokens(self, token_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the rows of tokens in the embedding that this shard has, and which of them others
@@ -225,7 +267,7 @@ class Program(StepProgram):
         """Write the logits of a step whose best tokens alone were computed."""
         if self.best is None or self._unfinished is None:
             return
-        step, _ = self._unfinished
+        step = self._unfinished
         step.logits, step.best = self.logits.data_ptr(), None
         last = len(self._lowered.ops)
         self._library.hp_program_run(self._handle, ctypes.byref(step), last - 2, last)

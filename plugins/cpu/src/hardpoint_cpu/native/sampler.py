@@ -39,7 +39,7 @@ class ProgramSampler(Sampler):
         """See :class:`Sampler`."""
         program = self._runner.program
         if program is not None and program.best is not None:
-            best = list(program.best)
+            best = program.best.tolist()
             wants_more = batch.edits_logits or batch.draws is not None or batch.logprobs
             if not wants_more and min(best) >= 0:
                 return Sampled(tokens=tuple(best))
@@ -56,7 +56,7 @@ class ProgramSampler(Sampler):
                 if token < 0
             }
         tokens = tuple(NO_CHOICE if token < 0 else token for token in found)
-        raw = logits.to(torch.float32).contiguous()
+        raw = _plain(logits)
         logprobs = gathered(raw, tokens, batch.logprobs, normalised=self.logprobs_mode.normalised)
         return Sampled(tokens=tokens, logprobs=logprobs, nan_counts=nan_counts)
 
@@ -65,7 +65,7 @@ class ProgramSampler(Sampler):
     ) -> contextlib.AbstractContextManager[Tensor]:
         """Lend the logits as they are chosen from, float32 in one piece."""
         if not batch.edits_logits:
-            return contextlib.nullcontext(logits.to(torch.float32).contiguous())
+            return contextlib.nullcontext(_plain(logits))
         if are_sparse(logits, batch):
             return edited(logits, batch)
         return contextlib.nullcontext(self.edit(logits, batch))
@@ -82,6 +82,13 @@ class ProgramSampler(Sampler):
             for row, token in zip(those.rows.tolist(), drawn, strict=True):
                 tokens[row] = token
         return tokens
+
+
+def _plain(logits: Tensor) -> Tensor:
+    """Return logits as float32 in one piece: as they are, if they are so."""
+    if logits.dtype is torch.float32 and logits.is_contiguous():
+        return logits
+    return logits.to(torch.float32).contiguous()
 
 
 def _wishes(rows: int, draws: Draws | None) -> Any:
