@@ -96,6 +96,14 @@ def steps():
         say(json.dumps(tokens(llm, temperature=0)))
 
 
+def long_steps():
+    """Runs until something ends it."""
+    with start(**{"plugins.dummy.step_seconds": 1.0}) as llm:
+        say("at step")
+        for _ in range(20):
+            tokens(llm, temperature=0)
+
+
 def twice():
     for _ in range(2):
         with start() as llm:

@@ -52,6 +52,23 @@ def test_a_rank_killed_between_calls_is_noticed_at_once(launch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("leaver", [0, 2])
+def test_a_rank_that_is_interrupted_at_its_work_is_named_by_the_others(launch, leaver):
+    """It ends in good order, and its worker's work with it; that is no error of the call."""
+    ranks = launch("long_steps", 3)
+    for rank in range(3):
+        launch.settle(lambda rank=rank: "at step" in ranks.out(rank))
+    ranks.processes[leaver].send_signal(signal.SIGINT)
+    ranks.wait(leaver)
+    others = sorted({0, 1, 2} - {leaver})
+    assert ranks.wait(*others) == [1, 1]
+    named = f"rank {leaver} (pid {ranks.processes[leaver].pid})"
+    for rank in others:
+        assert named in ranks.out(rank), ranks.error(rank)
+        assert "the driver ended this work" not in ranks.out(rank)
+
+
+@pytest.mark.slow
 def test_a_stopped_rank_is_given_up_by_the_others(launch):
     ranks = launch("held", 2, "plugins.dummy.silent_after=3.0")
     for rank in (0, 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from hardpoint.errors import (
     WorkerSilentError,
 )
 from hardpoint_multiproc import group
+from hardpoint_multiproc.hosts import start
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,76 @@ def test_a_follower_that_dies_is_named_with_its_ranks(cluster, launcher, eventua
     assert error.ranks == (2,)
     _, alive = psutil.wait_procs(victims, timeout=30)
     assert not alive
+
+
+def kill_when_joined(cluster, follower, eventually):
+    """Kill a follower as soon as it has joined."""
+    eventually(lambda: "joined" in cluster.said(follower))
+    follower.kill()
+
+
+def test_a_follower_that_dies_while_another_is_awaited_fails_the_start(
+    cluster, launcher, eventually
+):
+    follower = cluster.follow()
+    thread = threading.Thread(target=kill_when_joined, args=(cluster, follower, eventually))
+    thread.start()
+    with pytest.raises(HostLostError, match=f"node 1, {cluster.other}.* is lost"):
+        launcher.start(workers=3, **cluster.keys(3, **{"plugins.mp.start_timeout": 600.0}))
+    thread.join()
+
+
+def test_a_follower_that_dies_between_joining_and_the_start_fails_it(
+    cluster, launcher, eventually, monkeypatch
+):
+    follower = cluster.follow()
+    spread = start.spread
+
+    def first_it_dies(executor, settings, hosts, *rest):
+        kill_when_joined(cluster, follower, eventually)
+        eventually(lambda: hosts._nodes[1].loss)
+        told = threading.Event()
+        hosts.loop.call(told.set)  # by then it was told to nobody: there is no group yet
+        assert told.wait(30)
+        return spread(executor, settings, hosts, *rest)
+
+    monkeypatch.setattr(start, "spread", first_it_dies)
+    with pytest.raises(HostLostError) as caught:
+        launcher.start(workers=2, **cluster.keys(**{"plugins.mp.start_timeout": 600.0}))
+    assert caught.value.ranks == (1,)
+
+
+@pytest.mark.slow
+def test_a_follower_that_dies_before_its_worker_is_ready_fails_the_start(
+    cluster, launcher, eventually, family
+):
+    follower = cluster.follow()
+
+    def kill_when_it_works():
+        eventually(lambda: len(family(follower.pid)) >= 3)
+        follower.kill()
+
+    thread = threading.Thread(target=kill_when_it_works)
+    thread.start()
+    keys = {"plugins.mp.start_timeout": 600.0, "plugins.dummy.fail_at": "build@1=hang"}
+    with pytest.raises(HostLostError) as caught:
+        launcher.start(workers=2, **cluster.keys(**keys))
+    assert caught.value.ranks == (1,)
+    thread.join()
+
+
+@pytest.mark.slow
+def test_a_follower_whose_workers_are_lost_ends_with_what_it_tells_the_leader(
+    cluster, launcher, eventually
+):
+    follower = cluster.follow()
+    executor = launcher.start(workers=2, **cluster.keys())
+    (nursery,) = psutil.Process(follower.pid).children()
+    nursery.kill()
+    error = eventually(lambda: executor.failure)
+    assert isinstance(error, HostLostError | WorkerDiedError)
+    assert follower.wait(60) == 1
+    assert f"the nursery (pid {nursery.pid}) was ended by signal 9" in cluster.said(follower)
 
 
 def test_a_follower_that_is_interrupted_says_so_to_the_leader(cluster, launcher, eventually):

@@ -200,7 +200,7 @@ def connected(made):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no filter on a port")
 def test_strangers_that_say_nothing_close_the_door_for_a_moment_only(wait_until):
-    gate = Gate(Bounds(handshake=60.0, half_open=16))
+    gate = Gate(Bounds(handshake=60.0, half_open=16, crowded=60.0))
     door = gate.open("calls", "127.0.0.2")
     strangers = []
 

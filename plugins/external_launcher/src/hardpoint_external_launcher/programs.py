@@ -90,6 +90,15 @@ class Program(ABC):
         if self._timer is not None:
             self._timer.cancel()
 
+    def _answered(self, rank: int, frame: Frame) -> None:
+        """Take an answer. A failure that comes after its rank has left is of its leaving: what
+        ended its worker's work is no error of the call.
+        """
+        if frame.kind == Kind.FAILURE and self.peers.lines[rank].left is not None:
+            self._missed(rank)
+        else:
+            acknowledge(self.calls, self.codec, rank, frame)
+
     def _waiting_for(self, rank: int) -> list[str]:
         return [
             gather.call.name for gather in list(self.calls.calls.values()) if rank in gather.silent
@@ -139,7 +148,7 @@ class SameProgram(Program):
             early = self._early.pop(call.call_id, [])
         self._compare_with(call.call_id, self.rank, own)
         for rank, frame in early:
-            acknowledge(self.calls, self.codec, rank, frame)
+            self._answered(rank, frame)
 
     def serve(self, host: WorkerHost, call: PackedCall) -> None:
         """Run it, whatever its caller wants by now, if other ranks do, too; with none, a call that
@@ -163,7 +172,7 @@ class SameProgram(Program):
                 if ahead:
                     self._early.setdefault(frame.call_id, []).append((rank, frame))
             if not ahead:
-                acknowledge(self.calls, self.codec, rank, frame)
+                self._answered(rank, frame)
 
     def _digests(self, call: Call) -> dict[str, str]:
         if call.method != "execute_model":
@@ -241,7 +250,7 @@ class LeaderProgram(Program):
     def heard(self, rank: int, frame: Frame) -> None:
         """Take an answer."""
         if frame.kind in ANSWERS:
-            acknowledge(self.calls, self.codec, rank, frame)
+            self._answered(rank, frame)
 
 
 class FollowerProgram(Program):

@@ -120,11 +120,19 @@ class Door:
             for fd in [each for each, since in self._half_open.items() if since < until]:
                 del self._half_open[fd]
             crowded = len(self._half_open) >= self._gate.bounds.half_open
+            if crowded:
+                self._send_away(time.monotonic() - self._gate.bounds.crowded)
             if crowded and self.port.is_open:
                 self.paused += 1
                 self.port.shut()
             elif not crowded and not self._shut:
                 self.port.open()
+
+    def _send_away(self, before: float) -> None:
+        """End strangers' connections that began before that moment, so that others get in."""
+        for fd in [each for each, since in self._half_open.items() if since < before]:
+            del self._half_open[fd]
+            self.port.hang_up(fd)
 
     def _note(self, event: Any) -> None:
         """Keep count of the connections that have neither proved a key nor ended."""

@@ -28,7 +28,7 @@ from hardpoint_multiproc import descriptors
 from hardpoint_multiproc.group import STACK_SECONDS
 from hardpoint_multiproc.hosts.handshake import Installation, files_of
 from hardpoint_multiproc.hosts.started import Started, Told
-from hardpoint_multiproc.nursery_process import NurseryProcess, interpreter
+from hardpoint_multiproc.nursery_process import NurseryProcess, how_ended, interpreter
 from hardpoint_multiproc.start_choice import NURSERY, PLAIN, read_early
 
 LOST = 3
@@ -79,6 +79,7 @@ class Follower:
         self._said: list[dict[str, Any]] = []
         self._saying = threading.Lock()
         self._heartbeat = 1.0
+        self._broken: ExecutorFailedError | None = None
         self.ranks: list[int] = []
         """Those of this host, once it has joined."""
         self._context = zmq.Context()
@@ -136,9 +137,13 @@ class Follower:
         )
 
     def run(self) -> None:
-        """Do as the leader says until it ends the group. Raises LeaderLostError if it goes away."""
+        """Do as the leader says until it ends the group. Raises LeaderLostError if it goes away,
+        ExecutorFailedError if the workers here are lost.
+        """
         heard, beat = time.monotonic(), 0.0
         while True:
+            if self._broken is not None:
+                raise self._broken
             stacks = any(worker.writes_stack for worker in self._workers.values())
             if self._link.comes(STACK_SECONDS if stacks else _LOOK_S):
                 heard = time.monotonic()
@@ -277,7 +282,9 @@ class Follower:
             self._say({"op": "stack", "rank": rank, "text": text})
 
     def _nursery_died(self, nursery: NurseryProcess, code: int | None) -> None:
-        self._say({"op": "leaving", "why": f"its nursery (pid {nursery.pid}) ended: {code}"})
+        self._broken = ExecutorFailedError(
+            f"the nursery (pid {nursery.pid}) {how_ended(code)}, and the workers here with it"
+        )
 
     # Talk.
 

@@ -54,7 +54,8 @@ class _Node:
     ranks: range
     heard: float
     pids: dict[int, int] = field(factory=dict)
-    left: bool = False
+    loss: HostLostError | None = None
+    """That it is gone, once it is."""
 
     def __str__(self) -> str:
         return f"host {self.host} (node {self.number}, {self.address})"
@@ -117,7 +118,8 @@ class Hosts:
 
     def await_followers(self, seconds: float, key: str) -> None:
         """Wait until every other host has joined; say now and then who is awaited. Raises
-        StartTimeoutError naming those that did not come within ``seconds``.
+        StartTimeoutError naming those that did not come within ``seconds``, HostLostError for one
+        that came and is gone.
         """
         began = time.monotonic()
         told = began
@@ -133,7 +135,14 @@ class Hosts:
                     told = now
                     _logger.warning("waiting at %s for nodes %s to join", self.address, missing)
                 self._changed.wait(0.5)
+                self._require_all()
+            self._require_all()
         self._door.hide()
+
+    def _require_all(self) -> None:
+        for node in self._nodes.values():
+            if node.loss is not None:
+                raise node.loss
 
     def addresses(self, own: str) -> list[str]:
         """Return the address of each rank's host; ``own`` is this one's."""
@@ -180,6 +189,8 @@ class Hosts:
             packet = dict(self._packets.pop(rank))
             self._pipes[rank] = self.output.add(rank, str(packet["title"]))
             self._send(node.name, {"op": "start", "rank": rank, "packet": packet})
+            if node.loss is not None:  # before there was a group to fail
+                self.loop.call(partial(self._tell_lost, node.loss))
         else:
             self._send(node.name, dict(message))
 
@@ -218,7 +229,7 @@ class Hosts:
                 for node in list(self._nodes.values()):
                     self._put(node.name, {"op": "beat"})
             for node in list(self._nodes.values()):
-                if not node.left and now - node.heard > self._bounds.peer_timeout:
+                if node.loss is None and now - node.heard > self._bounds.peer_timeout:
                     late = f"it was not heard for {now - node.heard:.1f} s"
                     self._gone(node, late)
         self._flush()
@@ -328,11 +339,12 @@ class Hosts:
         _logger.info("%s joined, with ranks %s", node, list(ranks))
 
     def _gone(self, node: _Node, why: str) -> None:
-        if node.left:
-            return
-        node.left = True
-        error = HostLostError(host=str(node), ranks=node.ranks, why=why)
-        self.loop.call(partial(self._tell_lost, error))
+        with self._changed:
+            if node.loss is not None:
+                return
+            node.loss = HostLostError(host=str(node), ranks=node.ranks, why=why)
+            self._changed.notify_all()
+        self.loop.call(partial(self._tell_lost, node.loss))
         for rank in node.ranks:
             told = {"op": "exited", "rank": rank, "exit": None, "host": str(node)}
             self.loop.call(partial(self._pass_on, told))
