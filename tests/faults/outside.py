@@ -66,10 +66,10 @@ def holders(paths: list[str]) -> dict[str, set[str]]:
         if not folder.name.isdigit():
             continue
         try:
-            maps = (folder / "maps").read_text().splitlines()
-            inside = {int(line.split()[4]) for line in maps if SHARED in line}
-            links = list((folder / "fd").iterdir())
-            inside |= {inode_of(link) for link in links if SHARED in str(link.readlink())}
+            maps = (folder / "maps").read_bytes()
+            lines = maps.splitlines() if SHARED.encode() in maps else ()
+            inside = {int(line.split()[4]) for line in lines if SHARED.encode() in line}
+            inside |= {inode_of(link) for link in (folder / "fd").iterdir() if is_shared(link)}
             held = [path for inode, path in inodes.items() if inode in inside - {-1}]
             variables = (folder / "environ").read_bytes().split(b"\0") if held else []
         except OSError:
@@ -78,6 +78,14 @@ def holders(paths: list[str]) -> dict[str, set[str]]:
         for path in held:
             found[path].add(own.partition(b"=")[2].decode())
     return found
+
+
+def is_shared(link: Path) -> bool:
+    """Whether an open descriptor is of shared memory that has a name; False if it was closed."""
+    try:
+        return SHARED in str(link.readlink())
+    except FileNotFoundError:
+        return False
 
 
 def inode_of(path: str | Path) -> int:
@@ -90,8 +98,11 @@ def inode_of(path: str | Path) -> int:
 
 class SharedMemory(threading.Thread):
     """Notes by whom each name in /dev/shm is held as soon as it is there: what somebody else's run
-    leaves when it is killed is none of ours.
+    leaves when it is killed is none of ours. A name that nobody seems to hold is looked at again,
+    LOOKS times.
     """
+
+    LOOKS = 3
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -99,12 +110,14 @@ class SharedMemory(threading.Thread):
         self.ended = threading.Event()
 
     def run(self) -> None:
-        seen: set[str] = set()
+        looks: dict[str, int] = {}
         while not self.ended.wait(0.01):
-            there = {str(path) for path in Path(SHARED).iterdir()}
-            for path, markers in holders(sorted(there - seen)).items():
+            there = {str(path): looks.get(str(path), 0) for path in Path(SHARED).iterdir()}
+            unknown = sorted(path for path, count in there.items() if count < self.LOOKS)
+            for path, markers in holders(unknown).items():
                 self.held.setdefault(path, set()).update(markers)
-            seen = there
+                there[path] = self.LOOKS if markers else there[path] + 1
+            looks = there
 
     def is_others(self, path: str, marker: str) -> bool:
         """Whether only processes without ``marker`` were seen to have it."""

@@ -13,7 +13,7 @@ from fault_groups import settle
 from outside import SHARED, VARIABLE, SharedMemory, look
 
 HOLD = """
-import mmap, os, sys
+import mmap, os, sys, threading
 name, how = sys.argv[1:]
 made = os.open(name + "-new", os.O_CREAT | os.O_EXCL | os.O_RDWR)
 os.truncate(made, 4096)
@@ -22,10 +22,17 @@ os.link(name + "-new", name)
 os.unlink(name + "-new")
 if held:
     os.close(made)
+def be_restless():
+    while True:
+        os.close(os.dup(0))
+for _ in range(how == "restless"):
+    threading.Thread(target=be_restless, daemon=True).start()
 print("there", flush=True)
 sys.stdin.read()
 """
-"""Holds a name as it has it open, or as semaphores are held: mapped under a name that is gone."""
+"""Holds a name as it has it open, by itself or while it opens and closes other files; or as
+semaphores are held: mapped under a name that is gone.
+"""
 
 
 @pytest.fixture
@@ -37,7 +44,7 @@ def memory():
     watching.join()
 
 
-@pytest.mark.parametrize("how", ["open", "mapped"])
+@pytest.mark.parametrize("how", ["open", "mapped", "restless"])
 @pytest.mark.parametrize("whose", ["ours", "another run's", "nobody's"])
 def test_a_name_in_shared_memory_is_left_by_who_had_it(memory, whose, how):
     marker, name = uuid.uuid4().hex, f"{SHARED}/hp-faults-{uuid.uuid4().hex}"
