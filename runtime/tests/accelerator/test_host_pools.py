@@ -47,6 +47,22 @@ def test_what_is_made_in_a_pool_has_its_memory_and_nothing_else_does(pools):
     assert pools.memory.mapped == 0
 
 
+def test_what_is_made_elsewhere_stays_there(pools):
+    """As of a model that is tried on ``meta`` while it is built."""
+    with pools.use("weights"):
+        far = torch.empty(3, device="meta")
+        made = [
+            torch.empty_like(far), torch.zeros_like(far), far.new_empty(2), far.new_zeros(2),
+            torch.empty(4, device="meta"),
+        ]  # fmt: skip
+        near = torch.empty_like(far, device="cpu")
+        with torch.device("meta"):
+            made.append(torch.zeros(2))
+    assert {each.device.type for each in made} == {"meta"}
+    assert near.device.type == "cpu"
+    assert pools.held() == pools.memory.granularity
+
+
 def test_memory_is_really_given_back_and_contents_come_back_at_their_addresses(pools):
     num_bytes = 48 * MIB
     with pools.use("weights"):

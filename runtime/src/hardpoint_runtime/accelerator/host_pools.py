@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,12 +69,20 @@ class _Placing(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation; give what it makes another place."""
         kwargs = kwargs or {}
-        if func not in MADE:
+        if func not in MADE or _made_elsewhere(args, kwargs):
             return func(*args, **kwargs)
         with torch.device("meta"):
             like = func(*args, **{**kwargs, "device": torch.device("meta")})
-        asked = kwargs.get("device")
-        elsewhere = asked is not None and torch.device(asked).type != "cpu"
-        if elsewhere or not math.prod(like.shape):
+        if not math.prod(like.shape):
             return func(*args, **kwargs)
         return self._pools.tensor(self._tag, like.shape, like.stride(), like.dtype)
+
+
+def _made_elsewhere(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether what an operation makes is on no host memory: it is where that is asked for, else
+    where the tensor is that it is to be like.
+    """
+    asked = kwargs.get("device")
+    if asked is None and args and isinstance(args[0], torch.Tensor):
+        asked = args[0].device
+    return asked is not None and torch.device(asked).type != "cpu"
