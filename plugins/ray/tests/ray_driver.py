@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import time
 
 from attrs import evolve
 from hardpoint.checkpoints import read_description
@@ -49,5 +50,6 @@ say(workers=executor.collective_rpc(pid_of))
 failed.wait()
 (error,) = errors
 say(failed=type(error).__name__, rank=error.rank, pid=error.pid, text=str(error))
+began = time.monotonic()
 executor.shutdown()
-say(closed=True)
+say(closed=True, seconds=time.monotonic() - began)

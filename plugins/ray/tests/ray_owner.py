@@ -45,6 +45,10 @@ def start(executor, **keys):
     return chosen.start(config, registry, platform)
 
 
+def parent():
+    return os.getppid()
+
+
 def children():
     """Return the commands of this process's living descendants."""
     found = []
@@ -95,7 +99,7 @@ def joined(executor):
 
 def users(executor):
     """The program has started its own, and is connected to it."""
-    ray.init(num_cpus=4, resources={"dummy": 8}, include_dashboard=False, configure_logging=False)
+    ray.init(address="local", num_cpus=4, resources={"dummy": 8}, include_dashboard=False)
     given = ray.util.placement_group([{"dummy": 1}, {"dummy": 1}], name="given")
     current = ray.util.placement_group([{"dummy": 1}, {"CPU": 1}, {"dummy": 1}], name="current")
     assert given.wait(60)
@@ -109,7 +113,7 @@ def users(executor):
     )
     driver = ray.remote(num_cpus=1, scheduling_strategy=inside)(once)
     say(way="current", **ray.get(driver.remote(executor), timeout=120))
-    answer = ray.get(ray.remote(num_cpus=0)(os.getppid).remote(), timeout=120)
+    answer = ray.get(ray.remote(num_cpus=0)(parent).remote(), timeout=120)
     say(initialised=ray.is_initialized(), answer=answer, groups=states())
     ray.shutdown()
     say(initialised=ray.is_initialized(), children=gone())

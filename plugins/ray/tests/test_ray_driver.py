@@ -120,6 +120,24 @@ def test_a_driver_that_is_to_end_says_nothing_and_leaves_nothing(drivers, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["ray", "ray_legacy"])
+def test_a_shutdown_ends_though_the_head_of_ray_is_gone(drivers, tmp_path, eventually, executor):
+    """Ray's own calls wait for it for a minute, and end the program then."""
+    driver = drivers(tmp_path, f"executor={executor}")
+    driver.line()
+    workers = driver.line()["workers"]
+    (head,) = [pid for pid in driver.family() if psutil.Process(pid).name() == "gcs_server"]
+    os.kill(head, signal.SIGKILL)
+    os.kill(workers[1], signal.SIGKILL)
+    assert driver.line()["failed"] == "WorkerDiedError"
+    closed = driver.line()
+    assert closed["closed"]
+    assert closed["seconds"] < 45  # of a minute
+    assert driver.process.wait(60) == 0
+    eventually(lambda: driver.family() == [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["ray", "ray_legacy"])
 def test_when_the_driver_s_own_node_is_killed_it_is_told_and_nothing_is_left(
     drivers, tmp_path, eventually, executor
 ):
@@ -134,7 +152,7 @@ def test_when_the_driver_s_own_node_is_killed_it_is_told_and_nothing_is_left(
     assert told["failed"] == "WorkerDiedError"
     assert told["pid"] == workers[told["rank"]]
     assert "died" in told["text"]
-    assert driver.line() == {"closed": True}
+    assert driver.line()["closed"]
     assert driver.process.wait(60) == 0
     eventually(lambda: driver.family() == [])
     eventually(lambda: shared_by(family) == [])

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from hardpoint.config.loading import load_config
-from hardpoint.errors import ExecutorFailedError, RemoteError, WorkerDiedError
+from hardpoint.errors import ConfigError, ExecutorFailedError, RemoteError, WorkerDiedError
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -151,6 +151,13 @@ def test_the_token_is_in_no_environment_and_in_no_command(session):
     assert seen
 
 
+def test_nobody_else_enters_the_folder_of_a_ray_that_was_started_here(session):
+    folder = session._connection._folder
+    modes = {each: each.stat().st_mode & 0o777 for each in (folder, folder / "token")}
+    assert modes == {folder: 0o700, folder / "token": 0o600}
+    assert any((folder / "r").iterdir())  # which Ray has made one for everybody
+
+
 def test_ray_listens_on_this_host_alone(session):
     import psutil
 
@@ -214,7 +221,8 @@ def test_resources_that_never_come_free_are_told_with_a_table(launcher, monkeypa
     with pytest.raises(placement.PlacementError) as caught:
         launcher.start(workers=9, **{"plugins.ray.placement_timeout": 2.0})
     assert "plugins.ray.placement_timeout = 2 s" in str(caught.value)
-    assert "9 workers, each 1 dummy; free of all:" in str(caught.value)
+    asked = "9 workers, each 1 dummy (plugins.ray.strategy = 'PACK'); free of all:"
+    assert asked in str(caught.value)
     assert "of 8 dummy" in str(caught.value)
     waiting = [line for line in caplog.messages if "waiting for Ray to place the workers" in line]
     assert 1 <= len(waiting) <= 2
@@ -240,6 +248,22 @@ def test_a_given_group_is_used_as_the_indices_say_and_outlives_the_executor(laun
     ray.util.remove_placement_group(group)
     with pytest.raises(ExecutorFailedError, match="Ray has no such placement group"):
         launcher.start(**{"plugins.ray.placement_group": "absent"})
+
+
+def test_bundles_without_a_group_are_refused(launcher):
+    with pytest.raises(ConfigError, match=r"plugins.ray.bundle_indices.*there is none"):
+        launcher.start(**{"plugins.ray.bundle_indices": (0, 1)})
+
+
+def test_another_address_than_that_of_the_ray_in_use_is_refused(launcher):
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    with pytest.raises(ConfigError, match=f"connected to the Ray at {address}"):
+        launcher.start(**{"plugins.ray.address": "127.0.0.1:1"})
+    port = address.rpartition(":")[2]
+    executor = launcher.start(**{"plugins.ray.address": f"localhost:{port}"})
+    assert len(executor.check_health()) == 2
 
 
 @pytest.mark.slow

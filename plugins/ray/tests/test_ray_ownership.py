@@ -31,6 +31,9 @@ def owner():
             check=False,
         )
         assert done.returncode == 0, done.stderr
+        said = done.stdout + done.stderr
+        assert "died or was killed" not in said, said  # no end that Ray wonders at
+        assert "compiled_dag_node" not in said, said
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
     return run

@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hardpoint_ray import far_stacks
 from hardpoint_ray.actor import Whereabouts, WorkerActor
+from hardpoint_ray.asking import Asking
 from hardpoint_ray.handover import Handover
 from hardpoint_ray.placement import Reservation, Seat, awaited, nodes, table
 from hardpoint_ray.session import Session
@@ -169,25 +170,30 @@ class Actors:
             return
         self._closed = True
         end = time.monotonic() + max(END_SECONDS, within)
-        if self.ended and all(actor.over for actor in self._actors.values()):
-            self._tell_ended()
-            for actor in self._actors.values():  # what ends by itself leaves no semaphore of Ray's
-                actor.handle.__ray_terminate__.remote()
+        asking, actors = Asking(end), list(self._actors.values())
+        if all(actor.over for actor in actors):
+            asking("end what it runs on the actors", self._tell_ended)
+            # What ends by itself leaves no semaphore of Ray's, and Ray does not wonder at it.
+            asking(
+                "end the actors",
+                lambda: [actor.handle.__ray_terminate__.remote() for actor in actors],
+            )
             self._await_ends(end)
-        for actor in self._actors.values():
-            self._kill(actor)
+        asking("kill the actors", lambda: [ray.kill(actor.handle) for actor in actors])
+        for actor in actors:
+            self._end_group(actor)
         self._await_ends(end)
-        for actor in self._actors.values():
+        for actor in actors:
             if actor.pidfd >= 0:
                 os.close(actor.pidfd)
                 actor.pidfd = -1
-        self._tell_ended()
+        asking("end what it runs on the actors", self._tell_ended)
         self.loop.end(END_SECONDS)
         self.output.close(END_SECONDS)
         self._handover.close()
         if self._reservation is not None:
-            self._reservation.close()
-        self._session.close()
+            asking("remove the placement group", self._reservation.close)
+        self._session.close(answers=not asking.silent)
 
     def _tell_ended(self) -> None:
         for tell in self.ended:
@@ -258,6 +264,9 @@ class Actors:
         """End an actor by Ray, and what its process started by its group."""
         with suppress(Exception):
             ray.kill(actor.handle)
+        self._end_group(actor)
+
+    def _end_group(self, actor: _Actor) -> None:
         if actor.pidfd >= 0:
             end_group(actor.where.pid, actor.session)
 

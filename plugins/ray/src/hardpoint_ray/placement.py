@@ -170,11 +170,16 @@ def _indexed(known: Mapping[int, Bundle], count: int, indices: Sequence[int]) ->
     return [known[index] for index in indices]
 
 
-def table(asked: Mapping[str, float], count: int, nodes: Sequence[Node]) -> str:
-    """Return, as text, what ``count`` workers ask for and what each node has."""
+def table(
+    asked: Mapping[str, float], count: int, nodes: Sequence[Node], strategy: str | None = None
+) -> str:
+    """Return, as text, what ``count`` workers ask for, how they are to be laid over nodes if that
+    is to be decided yet, and what each node has.
+    """
     names = sorted(asked)
     head = ", ".join(f"{asked[name]:g} {name}" for name in names)
-    lines = [f"{count} workers, each {head}; free of all:"]
+    laid = "" if strategy is None else f" (plugins.ray.strategy = {strategy!r})"
+    lines = [f"{count} workers, each {head}{laid}; free of all:"]
     for node in nodes:
         has = ", ".join(f"{node.free.get(n, 0):g} of {node.total.get(n, 0):g} {n}" for n in names)
         lines.append(f"  node {node.node_id[:8]} ({node.address}): {has}")
@@ -213,19 +218,20 @@ def reserve(settings: RaySettings, placement: Placement) -> Reservation:
     it is there.
 
     Raises PlacementError with the table of asked and free resources at the deadline, or for a group
-    that cannot hold the workers.
+    that cannot hold the workers; ConfigError for bundles without a group.
     """
     asked, count = needs(placement), placement.num_workers
     driver = ray.get_runtime_context().get_node_id()
     group = _given(settings)
     own = group is None
+    strategy = settings.strategy if own else None
     if group is None:
         group = _create(settings, asked, count, driver)
     try:
         awaited(
             group.wait,
             settings.placement_timeout,
-            lambda: table(asked, count, nodes()),
+            lambda: table(asked, count, nodes(), strategy),
             "place the workers",
         )
         where = ray.util.placement_group_table(group)["bundles_to_node_id"]
@@ -235,7 +241,7 @@ def reserve(settings: RaySettings, placement: Placement) -> Reservation:
             if fits(asked, amounts)
         ]
         try:
-            seats = assign(bundles, driver, count, None if own else settings.bundle_indices)
+            seats = assign(bundles, driver, count, settings.bundle_indices)
         except PlacementError as error:
             raise PlacementError(f"{error}\n{table(asked, count, nodes())}") from None
     except BaseException:
@@ -262,6 +268,14 @@ def _create(
     settings: RaySettings, asked: Mapping[str, float], count: int, driver: str
 ) -> PlacementGroup:
     """Ask for a new group whose first bundle is on the driver's node."""
+    if settings.bundle_indices is not None:
+        problem = Problem(
+            key="plugins.ray.bundle_indices",
+            value=list(settings.bundle_indices),
+            message="they count the bundles of a placement group that is there, and there is none.",
+            way_out="Name one (plugins.ray.placement_group), or run the driver in one.",
+        )
+        raise config_error([problem])
     found = nodes()
     here = next((node for node in found if node.node_id == driver), None)
     if here is None or not fits(asked, here.total):

@@ -14,7 +14,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -30,7 +29,7 @@ from hardpoint.errors import ExecutorFailedError
 from hardpoint.records import Problem
 from ray.util.client import ray as client
 
-from hardpoint_ray import semaphores, signal_actions
+from hardpoint_ray import addresses, semaphores, signal_actions
 from hardpoint_ray.settings import START_TIMEOUT
 
 if TYPE_CHECKING:
@@ -63,13 +62,16 @@ NO_CLIENT = (
 FIRST_LINE = 5.0
 """Seconds after which the first line tells that Ray is awaited; each next takes twice as long."""
 
-LOOK_SECONDS = 10.0
-"""For how long somebody is awaited who takes a connection at an address."""
-
 STOP_SECONDS = 20.0
 """How long Ray's end is awaited. It takes two, on a machine with nothing beside."""
 
-_LONGEST_FOLDER = 30
+SILENT_SECONDS = 2.0
+"""How long, of a Ray that does not answer."""
+
+RAYS_FOLDER = "r"
+"""What Ray makes its own of: it lets everybody into the folder that it is given (mode 0777)."""
+
+_LONGEST_FOLDER = 24
 """Ray puts sockets into its folder, and the names of sockets are short."""
 
 _SWEEP = """read -r _
@@ -95,14 +97,16 @@ class Session:
         """Whether this Ray was started here."""
         return isinstance(self._connection, _OwnRay)
 
-    def close(self) -> None:
-        """Use it no more; whoever is the last ends a connection, or a Ray, that was made here."""
+    def close(self, *, answers: bool = True) -> None:
+        """Use it no more; whoever is the last ends a connection, or a Ray, that was made here.
+        ``answers``: whether Ray did so, when it was asked something last.
+        """
         with _LOCK:
             if self._closed:
                 return
             self._closed = True
             if self._connection is not None:
-                self._connection.leave()
+                self._connection.leave(STOP_SECONDS if answers else SILENT_SECONDS)
 
 
 class _Connection:
@@ -114,15 +118,20 @@ class _Connection:
 
     @property
     def _waited_for(self) -> str:
-        return f"the Ray at {self._address!r} to answer"
+        return f"the Ray at {self.address!r} to answer"
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self.address = address
         self._users = 0
         self._ready: Future[None] = Future()
         self._leave = threading.Event()
         self._thread = threading.Thread(target=self._live, name="hardpoint-ray", daemon=True)
         self._thread.start()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its thread is at work."""
+        return self._thread.is_alive()
 
     def join(self, seconds: float) -> Session:
         """Wait until it is up, and use it; raise what kept it from that, TimeoutError after so many
@@ -132,7 +141,7 @@ class _Connection:
             self._await(seconds)
             self._ready.result()
         except BaseException:
-            self._end()
+            self._end(STOP_SECONDS if self._ready.done() else 0.0)
             raise
         self._users += 1
         return Session(self)
@@ -146,19 +155,20 @@ class _Connection:
             _logger.warning("waiting for %s for %.0f s", self._waited_for, waited)
             pause *= 2
 
-    def leave(self) -> None:
-        """One user less; end it after the last. Under the lock."""
+    def leave(self, seconds: float) -> None:
+        """One user less; end it after the last, and wait so long for that. Under the lock."""
         self._users -= 1
         if self._users <= 0:
-            self._end()
+            self._end(seconds)
 
-    def _end(self) -> None:
+    def _end(self, seconds: float) -> bool:
+        """Return whether it has ended."""
         _Connection.current = None
         self._leave.set()
-        if self._ready.done():
-            self._thread.join(STOP_SECONDS)
-        else:  # nothing ends Ray's own waiting; its thread ends with it, or with the process
+        self._thread.join(seconds)
+        if self._thread.is_alive():  # nothing ends Ray's own waiting but the process's end
             _Connection.stuck = self
+        return not self._thread.is_alive()
 
     def _live(self) -> None:
         try:
@@ -183,12 +193,12 @@ class _Connection:
         return {}
 
     def _open(self) -> None:
-        _look(self._address)
-        local = self._address.startswith(("127.", "localhost:", "[::1]"))
+        addresses.require_listener(self.address)
+        local = self.address.startswith(("127.", "localhost:", "[::1]"))
         if os.environ.get(TOKEN) or os.environ.get(TOKEN_PATH):
             _use_token()
         with _loopback() if local else contextlib.nullcontext():  # else it is taken for another
-            ray.init(address=self._address, configure_logging=False, log_to_driver=True)
+            ray.init(address=self.address, configure_logging=False, log_to_driver=True)
 
 
 class _OwnRay(_Connection):
@@ -218,23 +228,22 @@ class _OwnRay(_Connection):
         cpus = resources.pop("CPU", 0.0)
         resources.pop("GPU", None)  # Ray finds them
         options: dict[str, Any] = {
-            "address": self._address,
+            "address": self.address,
             "num_cpus": max(os.cpu_count() or 1, int(-(-cpus // 1))),
             "resources": resources,
             "include_dashboard": False,
             "object_store_memory": self._object_store_bytes,
             "configure_logging": False,
             "log_to_driver": True,
-            "_temp_dir": str(self._folder),
+            "_temp_dir": str(self._folder / RAYS_FOLDER),
         }
         with _loopback():
             ray.init(**options)
         (self._folder / "raylet").write_text(f"{_raylet()}\n")
 
-    def _end(self) -> None:
-        super()._end()
-        if not self._ready.done():
-            return  # what comes of it yet, the sweeper removes
+    def _end(self, seconds: float) -> bool:
+        if not super()._end(seconds):
+            return False  # what is left of it, the sweeper removes when the process has ended
         self._sweeper.kill()
         if self._sweeper.stdin is not None:
             self._sweeper.stdin.close()
@@ -242,6 +251,7 @@ class _OwnRay(_Connection):
         with contextlib.suppress(OSError, ValueError):
             semaphores.remove(semaphores.of(int((self._folder / "raylet").read_text())))
         shutil.rmtree(self._folder, ignore_errors=True)
+        return True
 
 
 _LOCK = threading.RLock()
@@ -259,13 +269,14 @@ def connect(settings: RaySettings, needed: Mapping[str, float]) -> Session:
         if client.is_connected():
             raise ExecutorFailedError(NO_CLIENT.format("the program is connected by Ray's client"))
         if ray.is_initialized():
+            addresses.require_same(settings.address, is_own=isinstance(current, _OwnRay))
             return Session(None) if current is None else current.join(settings.start_timeout)
         key = "plugins.ray.address" if settings.address else ADDRESS
         address = settings.address or os.environ.get(ADDRESS) or "local"
-        if (stuck := _Connection.stuck) is not None and not stuck._ready.done():  # noqa: SLF001
+        if (stuck := _Connection.stuck) is not None and stuck.goes_on:
             raise ExecutorFailedError(
-                f"Ray still tries what was given up before (address {stuck._address!r}), and a "  # noqa: SLF001
-                "process has one Ray: start another process"
+                f"Ray is still at what was given up before (at {stuck.address!r}), and a process "
+                "has one Ray: start another process"
             )
         if address == "local":
             _require_token(settings)
@@ -288,15 +299,6 @@ def connect(settings: RaySettings, needed: Mapping[str, float]) -> Session:
                 else f"at {key} = {address!r} did not answer"
             )
             raise ExecutorFailedError(f"the Ray {what}: {error}") from error
-
-
-def _look(address: str) -> None:
-    """Raise OSError if nobody listens at ``address``, where it names a port: Ray would try again
-    for a quarter of an hour.
-    """
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), LOOK_SECONDS).close()
 
 
 def _require_token(settings: RaySettings) -> None:

@@ -33,9 +33,15 @@ _RAYS_LOGGER = logging.getLogger("ray.dag.compiled_dag_node")
 
 
 class _Quiet(logging.Filter):
-    """Drops what Ray says of a graph whose actors have ended: how they did is told elsewhere."""
+    """Drops what Ray says of a graph whose actors have ended: how they did is told elsewhere; and
+    what it says of ``thread``, on which one is being ended.
+    """
+
+    thread: int | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.thread == self.thread and record.levelno <= logging.INFO:
+            return False
         return record.msg != "Error cancelling worker task"
 
 
@@ -112,6 +118,7 @@ class StepGraph:
                 return
             self._closed = True
             self._changed.notify_all()
+        self._quiet.thread = threading.get_ident()
         self._graph.teardown()
         if threading.current_thread() is not self._thread:
             self._thread.join()
