@@ -15,19 +15,21 @@ PROGRAM = Path(__file__).with_name("launched_engine.py")
 DRIVER = "plugins.external_launcher.driver_only=true"
 
 
-def torchrun(count, folder, *keys):
+def torchrun(count, folder, *keys, program=PROGRAM):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count),
         "--master-addr", "127.0.0.1", "--master-port", str(port),
-        str(PROGRAM), str(folder), *keys,
+        str(program), str(folder), *keys,
     ]  # fmt: skip
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=280, check=False, env=environ
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    if folder.is_file():
+        return json.loads(folder.read_text())
     return {int(path.name): json.loads(path.read_text()) for path in folder.iterdir()}
 
 
@@ -67,3 +69,12 @@ def test_with_a_driver_rank_0_answers_alone(keys, tmp_path, expected):
     found = torchrun(2, tmp_path, *keys, DRIVER)
     assert sorted(found) == [0]
     assert found[0]["tokens"] == expected["tokens"]
+
+
+@pytest.mark.slow
+def test_two_steps_in_flight_keep_their_order_on_every_stage(tmp_path):
+    """Row V7: each stage takes them as they were given, or the caches would be others."""
+    found = torchrun(2, tmp_path / "found", program=PROGRAM.with_name("launched_stages.py"))
+    assert found["one"] == found["two"] == found["again"]
+    assert found["one"]["a"] != found["one"]["b"]
+    assert all(len(said) == 6 for said in found["two"].values())

@@ -70,11 +70,8 @@ def generate():
     from hardpoint.rpc.network.listening import listening
 
     with start() as llm:
-        say(
-            json.dumps(
-                {"greedy": tokens(llm, temperature=0), "drawn": tokens(llm, temperature=1.0)}
-            )
-        )
+        drawn = tokens(llm, count=13, temperature=1.0)
+        say(json.dumps({"greedy": tokens(llm, temperature=0), "drawn": drawn}))
         say(json.dumps(llm.collective_rpc(rank_of)))
         say(json.dumps(llm.collective_rpc(rank_of, reply_rank=1)))
         say(json.dumps(sorted(listening(os.getpid()))))

@@ -187,6 +187,19 @@ def test_ranks_whose_model_has_other_files_are_refused_by_the_file(tmp_path):
     assert "the same model" in str(caught.value.problems[0])
 
 
+@pytest.mark.parametrize("other", [2, None])
+def test_ranks_with_other_seeds_are_refused_by_the_key(other):
+    """Case B8: also where only one of them has any."""
+    registry = SimpleNamespace(resolved=list)
+    told = {}
+    for rank, seed in enumerate((1, other)):
+        given = {"model": "m"} if seed is None else {"model": "m", "seed": seed}
+        told[rank] = identity(load_config(overrides=given, environ={}), registry)
+    with pytest.raises(ConfigError, match=f"seed is 1 on rank 0 and {other} on rank 1") as caught:
+        check_identities(told)
+    assert [problem.key for problem in caught.value.problems] == ["seed"]
+
+
 def test_a_digest_is_of_content_alone():
     assert digest(frozenset({"a", "b", "c"})) == digest({"c", "b", "a"})
     assert digest((1, 2)) == digest([1, 2])

@@ -20,7 +20,8 @@ def test_every_rank_has_the_same_results_drawn_ones_too(launch):
     results, ranks, one, listening, health = map(json.loads, first)
     assert listening == [], "once all have met, nothing listens"
     assert all(len(row) == 8 for row in results["greedy"] + results["drawn"])
-    assert results["drawn"] != results["greedy"]
+    assert sum(map(len, results["drawn"])) > 100
+    assert results["drawn"][:3] != results["greedy"]
     assert (ranks, one, health) == ([0, 1], 1, [0, 1])
 
 

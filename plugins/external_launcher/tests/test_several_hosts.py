@@ -167,6 +167,27 @@ def test_another_key_file_is_another_group(hosts, tmp_path):
     assert (tmp_path / "key").exists(), "a file that was there stays"
 
 
+@pytest.mark.slow
+def test_no_key_of_the_ranks_is_seen(hosts, launch):
+    """S7: neither in what a rank was started with nor in what it says."""
+    keys = key_file.write(hosts.key_file)
+    ranks = hosts("twice_with_a_gate", 2, 'log_level="debug"')
+    for rank in (0, 1):
+        launch.settle(lambda rank=rank: "at gate" in ranks.out(rank))
+    seen = ""
+    for process in ranks.processes.values():
+        for name in ("cmdline", "environ"):
+            seen += Path(f"/proc/{process.pid}/{name}").read_text(errors="replace")
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+    assert ranks.wait() == [0, 0], [ranks.error(rank) for rank in (0, 1)]
+    seen += "".join(ranks.out(rank) + ranks.error(rank) for rank in (0, 1))
+    assert str(hosts.key_file) in seen, "the control: what is there is seen"
+    assert os.environ["PATH"] in seen
+    assert not any(pair.secret in seen for pair in (keys.leader, keys.follower))
+    assert hosts.key_file.stat().st_mode & 0o777 == 0o600
+
+
 def probe():
     """The noting of unpicklers that the suite of executors uses."""
     path = Path(__file__).parents[3] / "tests" / "executor_suite" / "test_suite_never.py"
