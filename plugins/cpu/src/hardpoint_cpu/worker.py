@@ -11,6 +11,7 @@ from hardpoint_runtime.worker import TorchWorker
 
 from hardpoint_cpu import threads
 from hardpoint_cpu.device import CpuDeviceOps
+from hardpoint_cpu.heap import large_blocks_mapped
 from hardpoint_cpu.model_runner import CpuModelRunner
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class CpuWorker(TorchWorker):
         runner = self._runner("load_model")
         if self.config.model.batch_invariant and not isinstance(runner, CpuModelRunner):
             raise UnsupportedError("batch_invariant", f"the model runner {type(runner).__name__}")
-        return super().load_model()
+        with large_blocks_mapped():
+            return super().load_model()
 
     def bind_threads(self) -> None:
         """Keep to the rank's share of the cores, with as many threads as the settings say.
