@@ -44,6 +44,23 @@ def test_the_workers_of_two_hosts_are_one_group(cluster, launcher, caplog, famil
     assert told.endswith(f"{cluster.host}, {cluster.other}"), "who is to be kept apart"
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no parts")
+def test_workers_elsewhere_take_no_cores_from_those_here(cluster, launcher):
+    mine = os.sched_getaffinity(0)
+    two = set(sorted(mine)[:2])
+    cluster.follow()
+    os.sched_setaffinity(0, two)
+    try:
+        executor = launcher.start(workers=3, **cluster.keys())
+    finally:
+        os.sched_setaffinity(0, mine)
+    first, second, _ = (
+        os.sched_getaffinity(worker.pid) for worker in executor._resources.group._workers
+    )
+    assert first | second == two
+    assert not first & second
+
+
 def test_nothing_listens_but_what_is_told_and_no_key_is_seen(cluster, launcher, family):
     before = listening(os.getpid())
     follower = cluster.follow()

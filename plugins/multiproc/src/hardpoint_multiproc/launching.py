@@ -85,13 +85,14 @@ def plan_workers(
     start_call: int,
     settings: MultiprocSettings,
     local_ranks: Sequence[int] | None = None,
+    here: Sequence[int] | None = None,
 ) -> list[WorkerPlan]:
     """Decide what each worker is told; opens nothing. ``local_ranks`` are those among the workers
-    of each one's host; None: all are on one.
+    of each one's host; None: all are on one. ``here`` are the ranks of this host; None: all.
     """
     world_size = executor.world_size
     locals_ = range(world_size) if local_ranks is None else local_ranks
-    cores, shared = _cores(executor, settings)
+    cores, shared = _cores(executor, settings, range(world_size) if here is None else here)
     folder = _folder()
     plans = []
     for rank in range(world_size):
@@ -103,7 +104,7 @@ def plan_workers(
             "path": list(sys.path),
             "cwd": folder,
             "argv": list(sys.argv),
-            "cores": cores[rank],
+            "cores": cores.get(rank),
             "heartbeat": executor.config.rpc.heartbeat,
             "codec": codec.name,
             "rendezvous": "file://" if world_size > 1 else "",
@@ -212,17 +213,21 @@ def _devices(executor: Executor, rank: int) -> tuple[str, ...]:
     return tuple(executor.config.device.devices or ())[rank * each : (rank + 1) * each]
 
 
-def _cores(executor: Executor, settings: MultiprocSettings) -> tuple[list[list[int] | None], bool]:
-    """Return the cores that each worker is kept on, None where it is left to the worker; and
-    whether all share the cores because there are too few.
+def _cores(
+    executor: Executor, settings: MultiprocSettings, here: Sequence[int]
+) -> tuple[dict[int, list[int]], bool]:
+    """Return the cores that each worker ``here`` is kept on, by rank, none where it is left to the
+    worker; and whether all share the cores because there are too few.
 
     A platform that counts its workers' processors (``resources_per_worker["CPU"]``) binds them.
     """
-    count = executor.world_size
-    if not settings.bind or count == 1 or "CPU" in executor.placement.resources_per_worker:
-        return [None] * count, False
+    count = len(here)
+    alone = executor.world_size == 1
+    if not settings.bind or alone or "CPU" in executor.placement.resources_per_worker:
+        return {}, False
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < count:
         _logger.info("%d workers share %d cores, one thread each", count, len(cores))
-        return [None] * count, True
-    return [list(share) for share in shares_of(cores, count)], False
+        return {}, True
+    shares = map(list, shares_of(cores, count))
+    return dict(zip(here, shares, strict=True)), False

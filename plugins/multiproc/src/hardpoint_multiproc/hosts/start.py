@@ -135,7 +135,7 @@ def spread(
     declared = variables_of(executor)
     places = [place for ranks in plan.ranks for place in range(len(ranks))]
     plans, abroad = (
-        plan_workers(executor, declared, codec, start.call_id, settings, places)
+        plan_workers(executor, declared, codec, start.call_id, settings, places, plan.ranks[0])
         for codec in (executor.codec, codec_across(executor.registry))
     )
     far = {each.rank: each for each in abroad if each.rank not in plan.ranks[0]}
