@@ -16,12 +16,13 @@ from hardpoint_runtime.attention import slots as plain_slots
 from hardpoint_runtime.batch.block_table import context_parallel_slots
 from hardpoint_runtime.graphs.recorded import GraphPool, record_graph
 from hardpoint_runtime.kernels import attention as attention_kernels
-from hardpoint_runtime.kernels import blocks, filters, kv_write, penalties, rejection, slots
+from hardpoint_runtime.kernels import blocks, filters, kv_write, penalties, rejection, slots, tiles
 from hardpoint_runtime.kernels import paged_decode as decode
 from hardpoint_runtime.memory import blocks as plain_blocks
 from hardpoint_runtime.sampling import draws, edits
 from hardpoint_runtime.sampling import filters as plain_filters
 from hardpoint_runtime.sampling import rejection as plain_rejection
+from interpreted_bfloat16 import mended
 from triton import knobs
 
 NEIGHBOUR = Path(__file__).resolve().parents[1] / "model" / "test_attention_paged.py"
@@ -115,14 +116,50 @@ def test_a_row_is_the_same_bit_by_bit_whatever_is_beside_it(paged_tests, monkeyp
 
 
 def test_16_bit_numbers_and_values_of_another_size(paged_tests, monkeypatch):
-    """In float16: the interpreter takes bfloat16 for integers where it multiplies matrices."""
+    """In float16."""
     batch = paged_tests.Batch(2, [(50, 1), (20, 20)], 16, dtype=torch.float16, head_v=24)
     (found, _), _ = both(paged_tests, batch, monkeypatch)
     assert paged_tests.largest_error(batch, found) < 5e-3
 
 
+@pytest.mark.parametrize("lengths", [[(50, 1), (90, 1)], [(50, 1), (20, 20), (60, 9)]])
+@pytest.mark.parametrize("options", ["plain", "all"])
+def test_bfloat16(paged_tests, monkeypatch, lengths, options):
+    """Within what rounding to bfloat16, by at most u = 2**-9 of a number, may do.
+
+    What is in the cache is exact, and products of two such numbers are so in float32. Shares of at
+    most 1, which add up to the weight that they are divided by, are rounded before they are
+    multiplied: that moves a result by at most u of the largest value. The result is rounded once
+    more. Twice u of the largest value holds both; one part in 256 of that is left for float32.
+    """
+    mended(monkeypatch)
+    batch = paged_tests.Batch(6, lengths, 16, dtype=torch.bfloat16)
+    (found, _), _ = both(paged_tests, batch, monkeypatch, **OPTIONS[options])
+    largest = max(float(value.abs().max()) for value in batch.values)
+    bound = 2 * 2.0**-9 * largest * (1 + 1 / 256)
+    assert 0 < paged_tests.largest_error(batch, found, **OPTIONS[options]) <= bound
+
+
+def test_numbers_are_stored_as_the_nearest_bfloat16(paged_tests, monkeypatch):
+    """``both`` compares the caches to the bit."""
+    mended(monkeypatch)
+    batch = paged_tests.Batch(2, [(50, 1), (20, 20)], 16, cache_dtype=torch.bfloat16)
+    (found, _), (expected, _) = both(paged_tests, batch, monkeypatch)
+    for row, out in expected.items():
+        torch.testing.assert_close(found[row], out, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("head", [40, 72])
+def test_large_heads_are_multiplied_in_parts(paged_tests, monkeypatch, head):
+    monkeypatch.setattr(tiles, "WHOLE_HEAD", 32)
+    monkeypatch.setattr(tiles, "HEAD_PART", 16)
+    monkeypatch.setattr(paged_tests, "HEAD", head)
+    batch = paged_tests.Batch(4, [(50, 1), (20, 20)], 16, head_v=24)
+    (found, _), _ = both(paged_tests, batch, monkeypatch, **OPTIONS["all"])
+    assert paged_tests.largest_error(batch, found, **OPTIONS["all"]) < 1e-5
+
+
 def test_a_cache_of_another_type(paged_tests, monkeypatch):
-    """Not bfloat16: the interpreter rounds to it otherwise than devices do."""
     batch = paged_tests.Batch(2, [(50, 1), (20, 20)], 16, cache_dtype=torch.float16)
     (found, _), (expected, _) = both(paged_tests, batch, monkeypatch)
     for row, out in expected.items():

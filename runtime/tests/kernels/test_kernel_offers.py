@@ -41,7 +41,7 @@ def test_without_a_driver_the_reason_is_triton_s():
     [
         ({"dtype": "float64"}, "dtype float64 is none of float32, bfloat16, float16"),
         ({"kv_cache_dtype": "float8_e4m3fn"}, "kv_cache_dtype float8_e4m3fn is none of"),
-        ({"head_size": 256}, "head size 256 is above 128"),
+        ({"head_size": 512}, "head size 512 is above 256"),
     ],
 )
 def test_types_and_sizes_that_no_kernel_has(changes, words):

@@ -18,11 +18,17 @@ def _cache(tmp_path_factory):
         yield
 
 
-FLOATS_MAY_SPILL = 16
-"""Bytes, in float32, which no processor of matrices computes: its products take every register."""
+SPILLED = {("gfx1100", "fp32 256"): 192}
+"""The most bytes that kernels put into memory, by device, type and head; all others none. There,
+products of float32 take registers for every factor, and 32 lanes share 16 keys of 256 numbers.
+"""
 
 
-def check(case, target, spilled=0):
+def check(name, case, target):
+    """Compile, and compare with what the device has."""
+    spilled = sum(
+        most for (where, what), most in SPILLED.items() if where == target and what in name
+    )
     report = compile_case(case, target)
     assert len(report.spills) == 3, "the compiler's report of spills has another form"
     assert max(report.spills) <= spilled, f"{target}: spills {report.spills}"
@@ -34,7 +40,7 @@ def check(case, target, spilled=0):
 @pytest.mark.parametrize("target", QUICK)
 @pytest.mark.parametrize("name", CASES)
 def test_every_kernel_on_one_device_of_each_kind(name, target):
-    check(CASES[name], target)
+    check(name, CASES[name], target)
 
 
 @pytest.mark.slow
@@ -43,6 +49,6 @@ def test_every_kernel_on_one_device_of_each_kind(name, target):
 def test_every_kernel_type_and_size_on_every_device(target):
     for name, case in {**CASES, **MORE_CASES}.items():
         try:
-            check(case, target, FLOATS_MAY_SPILL if "fp32" in name else 0)
+            check(name, case, target)
         except AssertionError as error:
             raise AssertionError(f"{name}: {error}") from error

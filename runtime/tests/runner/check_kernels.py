@@ -4,7 +4,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import pytest
+from hardpoint.checkpoints import read_description
 from hardpoint.config.schema import GraphConfig
 from hardpoint.sampling_params import SamplingParams
 from hardpoint_runtime.kernels import (
@@ -101,3 +105,18 @@ def test_recorded_graphs_replay_the_kernels(make_runner, make_driver, kernels, p
     runner, found = outputs(make_runner, make_driver, kernels, graph=graph, **more)
     assert found == plain()
     assert runner.graphs is not None
+
+
+def test_windows_caps_and_odd_heads_of_a_model(
+    make_runner, make_driver, kernels, launched, plain, tmp_path
+):
+    """Gemma 2: windows in every other layer, capped scores, heads of 24 that share keys by two."""
+    path = Path(__file__).with_name("tiny_architectures.py")
+    spec = importlib.util.spec_from_file_location("tiny_architectures", path)
+    tiny = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tiny)
+    description = read_description(str(tiny.save("gemma2", tmp_path, num_hidden_layers=2)))
+    _, found = outputs(make_runner, make_driver, kernels, chunk=9, description=description)
+    assert launched["paged_decode_kernel"]
+    assert launched["paged_prefill_kernel"]
+    assert found == plain(chunk=9, description=description)

@@ -14,6 +14,7 @@ from hardpoint_runtime.graphs.support import graph_support
 from hardpoint_runtime.kernels.launches import rows_of
 from hardpoint_runtime.kernels.paged_decode import paged_decode
 from hardpoint_runtime.kernels.paged_prefill import paged_prefill
+from hardpoint_runtime.kernels.tiles import Operands
 
 EVERYTHING = (1 << 31) - 1
 """The window of a model without one."""
@@ -40,24 +41,23 @@ def attention(
     padded = fixed or metadata.num_tokens < metadata.padded_tokens
     out = query.new_zeros(shape) if padded else query.new_empty(shape)
     queries = {1, metadata.max_query} if fixed else metadata.derive("queries of rows", _queries)
-    tensors = (
-        rows_of(query),
-        key_cache,
-        value_cache,
-        metadata.block_table,
-        metadata.query_start_device,
-        metadata.seq_lens_device,
-        alibi,
-        out,
+    operands = Operands(
+        query=rows_of(query),
+        key_cache=key_cache,
+        value_cache=value_cache,
+        table=metadata.block_table,
+        query_start=metadata.query_start_device,
+        seq_lens=metadata.seq_lens_device,
+        slopes=alibi,
+        out=out,
+        scale=scale,
+        softcap=softcap,
+        window=EVERYTHING if window is None else window,
     )
-    window = EVERYTHING if window is None else window
     if 1 in queries:
-        longest = metadata.max_seq
-        paged_decode(*tensors, scale=scale, softcap=softcap, window=window, longest=longest)
+        paged_decode(operands, metadata.max_seq)
     if max(queries, default=0) > 1:
-        paged_prefill(
-            *tensors, scale=scale, softcap=softcap, window=window, max_query=metadata.max_query
-        )
+        paged_prefill(operands, metadata.max_query)
     return out
 
 

@@ -18,7 +18,7 @@ from hardpoint_runtime.sampling import filters
 
 TOKENS = 4096
 """Tokens that a program looks at in one go; it goes through a row."""
-OPTIONS = {"num_warps": 8, **EXACT}
+OPTIONS = {"num_warps": 16, **EXACT}
 
 
 @triton.jit

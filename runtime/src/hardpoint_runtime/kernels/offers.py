@@ -20,7 +20,7 @@ from hardpoint.records import Operation
 LEAST = (3, 4)
 """The first version of Triton whose language the kernels are written in."""
 DTYPES = ("float32", "bfloat16", "float16")
-LARGEST_HEAD = 128
+LARGEST_HEAD = 256
 """Head size up to which tiles stay in registers on every device that is compiled for."""
 KERNELS: Mapping[str, str] = {
     "kv_write": "kv_write:kv_write",
