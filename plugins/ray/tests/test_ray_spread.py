@@ -181,6 +181,28 @@ def test_a_shutdown_ends_the_workers_of_every_node(spread, is_alive, eventually)
     eventually(lambda: not any(map(is_alive, pids)))
 
 
+@pytest.mark.slow
+def test_a_new_group_begins_on_the_driver_s_node_whichever_is_fuller(launcher, nodes):
+    """Case B18. Whichever node Ray likes better by how full it is, one of both is not that one."""
+    import ray
+    from hardpoint_ray.placement import NODE_LABEL
+
+    key = {"plugins.ray.address": nodes.address}
+    first = launcher.start(workers=1, **key)
+    here = seats_of(first)[0].where.node_id
+    assert here == ray.get_runtime_context().get_node_id()
+    (other,) = {each["NodeID"] for each in ray.nodes() if each["Alive"]} - {here}
+    for fuller in (here, other):
+        filled = ray.util.placement_group(
+            [{"dummy": 2}], bundle_label_selector=[{NODE_LABEL: fuller}]
+        )
+        assert filled.wait(60)
+        executor = launcher.start(workers=1, **key)
+        assert [each.where.node_id for each in seats_of(executor)] == [here]
+        executor.shutdown()
+        ray.util.remove_placement_group(filled)
+
+
 def test_a_removed_node_fails_the_group(spread, nodes):
     """Last in this file: there is one node less then."""
     executor = spread()
