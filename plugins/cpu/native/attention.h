@@ -17,17 +17,18 @@ __attribute__((noinline)) void weigh(const float* weights, const T* const* value
             total[i][j] = N == 1 ? load_part(at, count) : load(at);
         }
     for (int64_t key = 0; key < keys; key++) {
-        Vec value[N];
+        const auto value = [&](int j) {
+            const T* at = values[key] + from + j * LANES;
+            return N == 1 && count < LANES ? load_part(at, count) : load(at);
+        };
+        Vec weight[M];
+#pragma GCC unroll 8
+        for (int i = 0; i < M; i++) weight[i] = all(weights[i * hardpoint::KEY_TILE + key]);
 #pragma GCC unroll 8
         for (int j = 0; j < N; j++) {
-            const T* at = values[key] + from + j * LANES;
-            value[j] = N == 1 && count < LANES ? load_part(at, count) : load(at);
-        }
+            const Vec own = value(j);
 #pragma GCC unroll 8
-        for (int i = 0; i < M; i++) {
-            Vec weight = all(weights[i * hardpoint::KEY_TILE + key]);
-#pragma GCC unroll 8
-            for (int j = 0; j < N; j++) total[i][j] += weight * value[j];
+            for (int i = 0; i < M; i++) total[i][j] += weight[i] * own;
         }
     }
     for (int i = 0; i < M; i++)
@@ -121,21 +122,24 @@ void attend_keys(const hardpoint::Attention& work, const float* query, int64_t b
             key_at[k] = (const T*)((const char*)work.keys + place);
             value_at[k] = (const T*)((const char*)work.values + place);
         }
-        const bool many = sizeof(T) < 4 && rows > 2 * TALL;  // then it pays to widen them once
+        const bool many = sizeof(T) < 4 && rows > 6;  // then it pays to widen them once
         const float *wide_keys[KEY_TILE], *wide_values[KEY_TILE];
         if (many) {
             widen_rows(key_at, keys, head, widened, wide_keys);
             widen_rows(value_at, keys, head, widened + KEY_TILE * head, wide_values);
         }
         const auto score = [&](auto at) {
-            int64_t key = 0;
-            const auto emit = [&](int64_t row, int j, float value) {
-                if constexpr (SCALED) value *= scale_behind((const int8_t*)key_at[key + j], head);
-                scores[row * KEY_TILE + key + j] = value;
+            const auto emit = [&](int64_t row, int64_t key, const auto& some) {
+                for (const auto& own : some) {
+                    float* to = scores + row++ * KEY_TILE + key;
+                    memcpy(to, own, sizeof own);
+                    if constexpr (SCALED)
+                        for (int64_t k = 0; k < int64_t(sizeof own / 4); k++)
+                            to[k] *= scale_behind((const int8_t*)key_at[key + k], head);
+                }
             };
-            for (; key + WIDE <= keys; key += WIDE)
-                products_of<WIDE>(query, head, rows, at + key, head, emit);
-            for (; key < keys; key++) products_of<1>(query, head, rows, at + key, head, emit);
+            multiply<false>(query, head, rows, head, 0, keys, [&](int64_t key) { return at[key]; },
+                            emit);
         };
         many ? score((const float* const*)wide_keys) : score((const T* const*)key_at);
         for (int64_t row = 0; row < rows; row++) {
@@ -156,7 +160,7 @@ void attend_keys(const hardpoint::Attention& work, const float* query, int64_t b
                     mine[k] *= scale_behind((const int8_t*)value_at[k], head);
         }
         const auto add_up = [&](auto at) {
-            in_tiles<TALL>(rows, [&](auto tall, int64_t row) {
+            in_tiles<3>(rows, [&](auto tall, int64_t row) {
                 weigh_rows<decltype(tall)::value>(scores + row * KEY_TILE, at, keys, out + row * head,
                                                   head);
             });

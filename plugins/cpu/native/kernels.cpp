@@ -51,13 +51,14 @@ void product(const Rows& x, const Matrix& w, int64_t first, int64_t last, float*
     case Q4_K_A8: return integers(FourBitBlocks{});
     case Q6_K_A8: return integers(SixBitBlocks{});
     default: {
-        const auto emit = [&](int64_t m, int64_t n, float value) {
-            out[m * out_stride + n - first] = value;
+        const auto emit = [&](int64_t m, int64_t n, const auto& some) {
+            for (const auto& row : some) memcpy(out + m++ * out_stride + n - first, row, sizeof row);
         };
-        if (w.type == F32)
-            multiply(rows, stride, x.count, (const float*)w.data, w.cols, first, last, emit);
-        else
-            multiply(rows, stride, x.count, (const Paired*)w.data, w.cols, first, last, emit);
+        const auto all_of = [&](auto data) {
+            multiply<true>(rows, stride, x.count, w.cols, first, last,
+                           [&](int64_t n) { return data + n * w.cols; }, emit);
+        };
+        w.type == F32 ? all_of((const float*)w.data) : all_of((const Paired*)w.data);
     }
     }
 }

@@ -6,8 +6,6 @@
 
 namespace {
 
-constexpr int WIDE = 4;  // rows of a weight that are multiplied at once
-constexpr int TALL = 3;  // rows of activations that are multiplied at once
 constexpr int64_t AHEAD = 8192;  // bytes that are asked for before they are wanted
 
 // How columns of a row come into registers: PARTS registers of LANES columns each, from `at` on.
@@ -32,7 +30,7 @@ struct Columns<Paired> {
 
 // out[i][j] = x[i] . w[j]: lane by lane along both, then the lanes; the same for every M and N.
 // STREAMS: w is read from memory, in its order, and what comes next is asked for ahead.
-template <int M, int N, class T, bool STREAMS = false>
+template <int M, int N, bool STREAMS, class T>
 __attribute__((noinline)) void products(const float* const* x, const T* const* w, int64_t count,
                                         float (&out)[M][N]) {
     constexpr int STEP = LANES * Columns<T>::PARTS;
@@ -63,7 +61,7 @@ __attribute__((noinline)) void products(const float* const* x, const T* const* w
             }
         }
     }
-    if (k < count) {
+    if (k < count) {  // the last of a row
         T rest[N][STEP] = {};
 #pragma GCC unroll 8
         for (int j = 0; j < N; j++) memcpy(rest[j], w[j] + k, size_t(count - k) * sizeof(T));
@@ -77,50 +75,55 @@ __attribute__((noinline)) void products(const float* const* x, const T* const* w
                 for (int j = 0; j < N; j++) total[i][j] += left * Columns<T>::number(rest[j], part);
             }
     }
+    Vec* from = total[0];
+    float* to = out[0];
 #pragma GCC unroll 8
-    for (int i = 0; i < M; i++) {
-        int j = 0;
-#pragma GCC unroll 8
-        for (; j + 4 <= N; j += 4) {
-            Four four = sums(total[i][j], total[i][j + 1], total[i][j + 2], total[i][j + 3]);
-            memcpy(&out[i][j], &four, sizeof four);
-        }
-        for (; j < N; j++) out[i][j] = sum(total[i][j]);
+    for (int i = 0; i + 4 <= M * N; i += 4) {
+        const Four four = sums(from[i], from[i + 1], from[i + 2], from[i + 3]);
+        memcpy(to + i, &four, sizeof four);
     }
+#pragma GCC unroll 8
+    for (int i = M * N / 4 * 4; i < M * N; i++) to[i] = sum(from[i]);
 }
 
-// Multiply `rows` rows of x with N rows of w; `emit(row, j, product)`.
-template <int N, bool STREAMS = false, class T, class Emit>
-inline void products_of(const float* x, int64_t stride, int64_t rows, const T* const* w,
-                        int64_t count, Emit emit) {
-    auto some = [&](auto tall, int64_t row) {
-        constexpr int M = decltype(tall)::value;
-        const float* at[M];
-        for (int i = 0; i < M; i++) at[i] = x + (row + i) * stride;
-        float out[M][N];
-        products<M, N, T, M == 1 && STREAMS>(at, w, count, out);
-        for (int i = 0; i < M; i++)
-            for (int j = 0; j < N; j++) emit(row + i, j, out[i][j]);
-    };
-    int64_t row = 0;
-    for (; rows - row >= 5 || rows - row == TALL; row += TALL) some(Number<TALL>{}, row);
-    for (; rows - row >= 2; row += 2) some(Number<2>{}, row);
-    for (; row < rows; row++) some(Number<1>{}, row);
-}
-
-template <class T, class Emit>
-void multiply(const float* x, int64_t stride, int64_t rows, const T* w, int64_t columns,
-              int64_t first, int64_t last, Emit emit) {
-    auto some = [&](auto wide, int64_t n) {
-        constexpr int N = decltype(wide)::value;
-        const T* at[N];
-        for (int j = 0; j < N; j++) at[j] = w + (n + j) * columns;
-        products_of<N, true>(x, stride, rows, at, columns,
-                             [&](int64_t m, int j, float value) { emit(m, n + j, value); });
+// Multiply M rows of x with rows of w, `at(n)` for n in [first, last), N at once; `emit(n, M x K
+// products)`. FIRST: it is the first to read w.
+template <int M, int N, bool FIRST, class At, class Emit>
+inline void rows_by(const float* x, int64_t stride, int64_t count, int64_t first, int64_t last, At at,
+                    Emit emit) {
+    const float* left[M];
+    for (int i = 0; i < M; i++) left[i] = x + i * stride;
+    const auto some = [&](auto wide, int64_t n) {
+        constexpr int K = decltype(wide)::value;
+        decltype(at(n)) right[K];
+        for (int j = 0; j < K; j++) right[j] = at(n + j);
+        float out[M][K];
+        products<M, K, FIRST>(left, right, count, out);
+        emit(n, out);
     };
     int64_t n = first;
-    for (; n + WIDE <= last; n += WIDE) some(Number<WIDE>{}, n);
+    for (; n + N <= last; n += N) some(Number<N>{}, n);
     for (; n < last; n++) some(Number<1>{}, n);
+}
+
+// Multiply rows of x with rows of w, `at(n)` for n in [first, last): few rows of x, which stay in the
+// nearest cache, with all of w. `emit(row, n, products)`. STREAMS: w is read from memory.
+template <bool STREAMS, class At, class Emit>
+void multiply(const float* x, int64_t stride, int64_t rows, int64_t count, int64_t first,
+              int64_t last, At at, Emit emit) {
+    const auto some = [&](auto tall, auto wide, int64_t row) {
+        constexpr int M = decltype(tall)::value, N = decltype(wide)::value;
+        const auto own = [&](int64_t n, const auto& out) { emit(row, n, out); };
+        if (STREAMS && row == 0)
+            rows_by<M, N, STREAMS>(x + row * stride, stride, count, first, last, at, own);
+        else
+            rows_by<M, N, false>(x + row * stride, stride, count, first, last, at, own);
+    };
+    int64_t row = 0;
+    for (; rows - row >= 5 || rows - row == 3; row += 3) some(Number<3>{}, Number<4>{}, row);
+    for (; rows - row >= 4; row += 4) some(Number<4>{}, Number<2>{}, row);
+    if (rows - row == 2) some(Number<2>{}, Number<4>{}, row);
+    if (rows - row == 1) some(Number<1>{}, Number<4>{}, row);
 }
 
 // A row of x for Paired ones: the even columns of each 2 * LANES first, then the odd ones, and zeros

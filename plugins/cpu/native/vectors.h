@@ -36,16 +36,30 @@ inline Vec load(const float* from) {
     memcpy(&out, from, sizeof out);
     return out;
 }
-inline Vec load(const uint16_t* from) {
+// Conversions in the compilers' own notation come half by half.
+inline Vec load(const uint16_t* from) {  // bfloat16
+#if defined(__AVX512F__)
+    const Words words = (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__AVX2__)
+    const Words words = (Words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+#else
     Halves halves;
     memcpy(&halves, from, sizeof halves);
-    Words words = __builtin_convertvector(halves, Words) << 16;
-    return (Vec)words;
+    const Words words = __builtin_convertvector(halves, Words);
+#endif
+    return (Vec)(words << 16);
 }
 inline Vec load(const int8_t* from) {
+#if defined(__AVX512F__)
+    const Ints ints = (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+    const Ints ints = (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
     Bytes bytes;
     memcpy(&bytes, from, sizeof bytes);
-    return __builtin_convertvector(__builtin_convertvector(bytes, Ints), Vec);
+    const Ints ints = __builtin_convertvector(bytes, Ints);
+#endif
+    return __builtin_convertvector(ints, Vec);
 }
 template <class T>
 inline Vec load_part(const T* from, int64_t count) {  // the rest is zero
