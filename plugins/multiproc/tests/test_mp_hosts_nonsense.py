@@ -13,7 +13,7 @@ from hardpoint.rpc.network.bounds import Bounds
 from hardpoint.rpc.network.gate import Gate
 from hardpoint.rpc.network.hub import codec_across
 from hardpoint_multiproc.hosts import handshake
-from hardpoint_multiproc.hosts.follower import Follower
+from hardpoint_multiproc.hosts.follower import Follower, LeaderLostError
 from hardpoint_multiproc.hosts.handshake import installation
 from hardpoint_multiproc.hosts.leader import Hosts
 from hypothesis import HealthCheck, given, settings
@@ -212,3 +212,31 @@ def test_a_follower_that_talks_nonsense_has_no_effect(eventually):
     assert [each["rank"] for each in passed_on()] == [1]
     mad.close(), sane.close()
     hosts.close(0.0)
+
+
+def test_a_leader_that_says_nothing_is_given_up_though_its_connection_lives():
+    """As one whose thread hangs: that of its library answers for it."""
+    made = key_file.JoinKeys.make()
+    gate = Gate(Bounds(), made.leader)
+    door = gate.open("join", LEADER)
+    door.admit(made.follower.public, "follower")
+    follower = Follower((LEADER, door.port.number), made, installation([], []), node_rank=None,
+                        address=OTHER, peer_timeout=2.0, start="plain")  # fmt: skip
+
+    def welcome():
+        assert door.socket.poll(30_000)
+        name, _ = door.socket.recv_multipart()
+        answer = {"op": "welcome", "node_rank": 1, "ranks": [1], "heartbeat": 30.0}
+        door.socket.send_multipart([name, data_of(codec_across(), answer)])
+
+    thread = threading.Thread(target=welcome)
+    thread.start()
+    try:
+        follower.join(30.0)
+        thread.join()
+        with pytest.raises(LeaderLostError, match="was not heard for"):
+            follower.run()
+        assert not follower._link.lost, "the control: the connection is there"
+    finally:
+        follower.close()
+        gate.close()

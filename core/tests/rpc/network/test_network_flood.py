@@ -111,3 +111,17 @@ def test_only_who_has_proven_nothing_is_sent_away(make_group, wait_until):
         while stranger.recv(1000):
             pass
     assert group.call("echo", 2) == [(0, "echo", (2,))], "the member is as it was"
+
+
+def test_a_stranger_has_so_many_seconds_and_a_member_stays(make_group):
+    group = make_group(1, (0,), bounds=Bounds(handshake=0.5))
+    assert group.call("echo", 1) == [(0, "echo", (1,))]
+    port = group.hub.gate._doors[0].port
+    port.open()
+    for said in (b"", b"\xff" + bytes(8) + b"\x7f"):
+        with socket.create_connection((HOST, port.number)) as stranger:
+            stranger.settimeout(15.0)  # half of what the library gives by itself
+            stranger.sendall(said)
+            while stranger.recv(1000):  # its own greeting, then the end
+                pass
+    assert group.call("echo", 2) == [(0, "echo", (2,))]
