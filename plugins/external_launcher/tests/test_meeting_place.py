@@ -15,6 +15,7 @@ from hardpoint.config.loading import load_config
 from hardpoint.errors import ConfigError, ExecutorFailedError, PluginError, StartTimeoutError
 from hardpoint.messages import CachedRequestData, SchedulerOutput
 from hardpoint.records import Placement
+from hardpoint.rpc.network.listening import listening
 from hardpoint.worker_calls import DivergedError
 from hardpoint_external_launcher.agreement import (
     check_digests,
@@ -120,6 +121,7 @@ def test_noise_at_the_store_keeps_nobody_from_meeting(launch):
     """S1."""
     ranks = launch("memory", 2, only=[0])
     launch.settle(lambda: not _free(ranks.port))
+    assert listening(ranks.processes[0].pid) == {("127.0.0.1", ranks.port)}, "S6: as is told"
     for noise in (b"", b"\0" * 64, os.urandom(4096), b"\xff" * 16, b"GET / HTTP/1.1\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", ranks.port), 10) as connection:
             connection.sendall(noise)
