@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -44,8 +45,7 @@ class Histogram:
         """Count ``value``; None is no observation."""
         if value is None:
             return
-        index = next((i for i, bound in enumerate(self.bounds) if value <= bound), -1)
-        self.counts[index] += 1
+        self.counts[bisect.bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def as_dict(self) -> dict[str, Any]:

@@ -61,8 +61,8 @@ class TransportFailedError(HardpointError):
 class Driver:
     """Starts the process at once, with the interpreter ``python``; :meth:`opened` waits for it.
 
-    ``script``: what it runs, with its arguments, instead of a transport's calls, in the environment
-    ``environ``. ``patience``: seconds for any order.
+    ``script``: what ``orders.py`` runs, with its arguments, instead of a transport's calls, in the
+    environment ``environ``. ``patience``: seconds for any order.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Driver:
             script = (str(HERE / "turns.py"), str(HERE / "transports" / FILES[name]))
         try:
             self._process = subprocess.Popen(  # noqa: S603 - an interpreter that the caller chose
-                [python, *script],
+                [python, str(HERE / "orders.py"), *script],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._log,

@@ -1,21 +1,16 @@
-"""One engine of ``hardpoint bench cpu``, a process of its own:
-``python serving_turns.py serving_engines/NAME.py OPTIONS``, the options a JSON document.
-
-Run by path, in the interpreter that has the engine's library. It does one order after the other, a
-JSON document a line on standard input, and answers each with one. Whatever else is printed goes to
-standard error.
-"""
+"""One engine of ``hardpoint bench cpu``, run by ``orders.py``: of Hardpoint it needs nothing."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import random
-import sys
 import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
+ALONE = True
+"""Whether its process has no other ones, which it would have to end."""
 VOCABULARY = (1000, 40000)
 """Prompts are of ids in this range, or of as much of it as there is."""
 
@@ -39,18 +34,6 @@ class WrongCountError(Exception):
     """An engine did not make as many tokens as it was to."""
 
 
-def load_engine(path: str, options: dict[str, Any]) -> Engine:
-    """Return the engine of a file. Raises ImportError if its library is not installed."""
-    spec = importlib.util.spec_from_file_location("serving_engine", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["serving_engine"] = module
-    spec.loader.exec_module(module)
-    engine: Engine = module.Engine(**options)
-    return engine
-
-
 def prompts(batch: int, length: int, seed: int, vocab_size: int) -> list[list[int]]:
     """Return random prompts, others for each seed, so that no prefix cache helps."""
     draw = random.Random(seed)  # noqa: S311 - ids, not keys
@@ -61,8 +44,9 @@ def prompts(batch: int, length: int, seed: int, vocab_size: int) -> list[list[in
 class Orders:
     """Does what it is told, by the name of the order."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, about: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._engine = engine
+        self.about = dict(about)
 
     def turn(self, batch: int, length: int, new: int, seed: int) -> dict[str, Any]:
         """Serve one batch; tell the seconds it took."""
@@ -78,41 +62,16 @@ class Orders:
         """Tell what else is known."""
         return dict(self._engine.figures())
 
+    def close(self) -> None:
+        """End the engine."""
+        self._engine.close()
 
-def main(path: str, options: str) -> None:
-    """Serve orders until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    os.set_inheritable(answers.fileno(), False)
 
-    def answer(document: dict[str, Any]) -> None:
-        answers.write(json.dumps(document) + "\n")
-        answers.flush()
-
+def orders(load_file: Callable[[str, str], Any], path: str, options: str) -> Orders:
+    """Return what does the orders by the engine of a file, made with ``options``, a JSON document.
+    Raises ImportError if its library is not installed.
+    """
     begin = time.perf_counter()
-    try:
-        engine = load_engine(path, json.loads(options))
-    except ImportError as error:
-        answer({"missing": str(error)})
-        return
-    except Exception as error:
-        answer({"error": f"{type(error).__name__}: {error}"})
-        raise
-    answer({"started_s": time.perf_counter() - begin})
-    orders = Orders(engine)
-    try:
-        for line in sys.stdin:
-            order = json.loads(line)
-            try:
-                done = getattr(orders, order.pop("do"))(**order)
-            except Exception as error:
-                answer({"error": f"{type(error).__name__}: {error}"})
-                raise
-            answer(done)
-    finally:
-        engine.close()
-
-
-if __name__ == "__main__":
-    del sys.path[0]  # this folder, whose names are not top-level modules
-    main(sys.argv[1], sys.argv[2])
+    module = load_file(path, "serving_engine")
+    engine: Engine = module.Engine(**json.loads(options))
+    return Orders(engine, {"started_s": time.perf_counter() - begin})

@@ -1,20 +1,14 @@
-"""The driver of one transport, a process of its own: ``python turns.py transports/NAME.py``.
-
-Run by path, in the interpreter that has the transport's library; of Hardpoint it needs nothing.
-It does one order after the other, a JSON document a line on standard input, and answers each with
-one. Whatever else is printed goes to standard error.
-"""
+"""The driver of one transport, as ``orders.py`` runs it: of Hardpoint it needs nothing."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import sys
+import importlib
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+ALONE = False
+"""Whether its process has no other ones, which it would have to end."""
 ARRAY = 1 << 20
 """Bytes from which a payload is an array, where a transport sends an array's memory apart."""
 WARM_UP_SHARE = 0.25
@@ -42,18 +36,6 @@ class Transport(Protocol):
 
 class WrongAnswerError(Exception):
     """The workers did not all answer with the last byte of what was sent."""
-
-
-def load_transport(path: str) -> Transport:
-    """Return the transport of a file. Raises ImportError if its library is not installed."""
-    spec = importlib.util.spec_from_file_location("transport", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(path)
-    # Not entered into sys.modules: what sends a class to other processes then sends all of it.
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    transport: Transport = module.Transport()
-    return transport
 
 
 def payloads(size: int, arrays: bool) -> list[tuple[Any, int]]:
@@ -107,6 +89,8 @@ def take_turn(
 class Orders:
     """Does what it is told, by the name of the order."""
 
+    about: ClassVar[dict[str, Any]] = {}
+
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._workers = 0
@@ -130,40 +114,13 @@ class Orders:
         self._transport.stop()
         return {}
 
-
-def main(path: str) -> None:
-    """Serve orders until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    os.set_inheritable(answers.fileno(), False)
-
-    def answer(document: dict[str, Any]) -> None:
-        answers.write(json.dumps(document) + "\n")
-        answers.flush()
-
-    try:
-        transport = load_transport(path)
-    except ImportError as error:
-        answer({"missing": str(error)})
-        return
-    except Exception as error:
-        answer({"error": f"{type(error).__name__}: {error}"})
-        raise
-    answer({})
-    orders = Orders(transport)
-    try:
-        for line in sys.stdin:
-            order = json.loads(line)
-            try:
-                done = getattr(orders, order.pop("do"))(**order)
-            except Exception as error:
-                answer({"error": f"{type(error).__name__}: {error}"})
-                raise
-            answer(done)
-    finally:
-        transport.close()
+    def close(self) -> None:
+        """End whatever else was started."""
+        self._transport.close()
 
 
-if __name__ == "__main__":
-    del sys.path[0]  # this folder, whose names are not top-level modules
-    main(sys.argv[1])
+def orders(load_file: Callable[[str, str], Any], path: str) -> Orders:
+    """Return what does the orders by the transport of a file. Raises ImportError if its library is
+    not installed.
+    """
+    return Orders(load_file(path, "transport").Transport())

@@ -33,7 +33,7 @@ class Engine:
 
     def figures(self) -> dict[str, float]:
         """Return the seconds of all that ran since the last time this was asked, and those of them
-        within the model and the choice of tokens; the bytes of weights; the peak of memory.
+        within the bare steps; the bytes of weights; the peak of memory.
         """
         ran, self._ran = self._ran, 0.0
         steps: dict[str, float] = self._llm.collective_rpc(watched)[0]
@@ -46,8 +46,11 @@ class Engine:
 
 
 def watch(worker: Any) -> None:
-    """Time the steps of a worker's model and sampler from now on."""
+    """Time the bare steps of a worker from now on: the calls of its native program, or where it has
+    none its model and its sampler.
+    """
     runner = worker.get_model_runner()
+    program = getattr(runner, "program", None)
     runner.bench_seconds = 0.0
 
     def timed(holder: Any, name: str) -> None:
@@ -62,8 +65,12 @@ def watch(worker: Any) -> None:
 
         setattr(holder, name, run)
 
-    timed(runner, "forward")
-    timed(runner.sampler, "sample")
+    if program is None:
+        timed(runner, "forward")
+        timed(runner.sampler, "sample")
+    else:
+        timed(program, "compute")
+        timed(program, "choose")
 
 
 def watched(worker: Any) -> dict[str, float]:
