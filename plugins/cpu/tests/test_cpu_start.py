@@ -61,6 +61,26 @@ def test_what_torch_may_take_is_left_out_of_the_cache(checkpoint, monkeypatch):
     assert warm_up.PROFILED_LAYERS
 
 
+def test_rows_that_are_prepared_for_products_are_left_out_of_the_cache_too(checkpoint):
+    """Each token has its buffers, torch's like, and the widest row once more, of four bytes a
+    number where weights are bfloat16.
+    """
+
+    def known(llm):
+        return llm.collective_rpc(
+            lambda worker: (
+                worker.model_runner.program_bytes(), worker.model_runner.program._lowered.columns
+            )
+        )[0]  # fmt: skip
+
+    few, many = 128, 2048
+    with engine(checkpoint("llama"), "on", max_num_seqs=2, max_num_batched_tokens=few) as llm:
+        least, columns = known(llm)
+    with engine(checkpoint("llama"), "on", max_num_seqs=2, max_num_batched_tokens=many) as llm:
+        most, _ = known(llm)
+    assert (most - least) / (many - few) >= 4 * (2 * sum(columns) + max(columns))
+
+
 MEASURE = """
 import json, sys
 from pathlib import Path

@@ -73,18 +73,21 @@ def buffer_columns(model: DecoderForCausalLM) -> tuple[int, ...]:
 
 
 def program_bytes(runner: CpuModelRunner) -> int:
-    """Return what a program takes beside weights and KV cache: buffers, logits, angles; what the
-    tokens of a mixture of experts take while they are with them; and what torch takes for a step
-    that the program does not do: as much for its activations, and for choosing tokens.
+    """Return what a program takes beside weights and KV cache: buffers, rows as products want
+    them, logits, angles; what the tokens of a mixture of experts take while they are with them; and
+    what torch takes for a step that the program does not do: as much for its activations, and for
+    choosing tokens.
     """
     model: Any = runner.get_model()
     tokens, rows = runner.most
-    columns, experts = sum(buffer_columns(model)), model.config.experts
+    buffers, experts = buffer_columns(model), model.config.experts
+    columns, prepared = sum(buffers), max(buffers)
     if experts is not None:
+        prepared *= experts.per_token
         columns += experts.per_token * (2 * model.description.hidden_size + 3 * experts.size)
     angles = len(model.rotaries) * runner.max_model_len * model.description.head_size
     choosing = TORCH_CHOOSES * rows * model.description.vocab_size
-    return 4 * (2 * columns * tokens + choosing + angles)
+    return 4 * ((2 * columns + prepared) * tokens + choosing + angles)
 
 
 class _Lowering:
