@@ -10,8 +10,10 @@ import time
 import pytest
 from hardpoint.config.loading import load_config
 from hardpoint.errors import ConfigError, ExecutorFailedError, RemoteError, WorkerDiedError
+from hardpoint.messages import SchedulerOutput
 
 pytestmark = pytest.mark.usefixtures("session")
+PATIENCE = 60.0
 
 
 def place_of(worker):
@@ -202,6 +204,10 @@ def answer(executor, workers):
     with LLM.from_config(config) as llm:
         (result,) = llm.generate([[1, 2, 3]], sampling)
         graph = getattr(llm.executor, "graph", None)
+        everybody = llm.executor.collective_rpc(
+            "execute_model", args=(SchedulerOutput(step_id=10**6),), timeout=PATIENCE
+        )
+        assert [each.step_id for each in everybody] == [10**6] * workers
         return list(result.outputs[0].token_ids), 0 if graph is None else graph.steps
 
 

@@ -162,11 +162,12 @@ class StepGraph:
         shape = self._shape
         if not shape.answers:
             return
-        pieces = parted(found[shape.stages[-1].index(shape.output_rank)])
-        if pieces:  # else it acknowledges by the channel
-            data, *buffers = pieces
-            value = self._codec.parcel(bytes(data), buffers)
-            self._calls.acknowledge(call.call_id, shape.output_rank, call.generation, value)
+        for rank, answer in zip(shape.stages[-1], found, strict=True):
+            pieces = parted(answer)
+            if pieces:  # else it acknowledges by the channel
+                data, *buffers = pieces
+                value = self._codec.parcel(bytes(data), buffers)
+                self._calls.acknowledge(call.call_id, rank, call.generation, value)
 
     def _broke(self, error: Exception) -> None:
         """Fail by ``error``, unless somebody fails or closes the group by its cause meanwhile."""
