@@ -59,6 +59,7 @@ public:
     void choose(const float* logits, int64_t rows, int64_t count, const hp_wish* wishes,
                 int64_t* tokens);
     float* buffer(int64_t index) const;
+    void watch(const int32_t* ended) { ended_ = ended; }
 
 private:
     using Counter = std::atomic<int64_t>;
@@ -93,17 +94,20 @@ private:
     Counter& counter(int64_t place, int phase) const {
         return counters_[size_t(place * PHASES + phase)];
     }
-    // Call some(i) for the numbers below `count` that no other member has taken, `step` at once.
+    bool ended() const { return ended_ && __atomic_load_n(ended_, __ATOMIC_RELAXED); }
+    // Call some(i) for the numbers below `count` that no other member has taken, `step` at once;
+    // none, once the run was ended: the members still meet as often.
     template <class Some>
     void share(Counter& next, int64_t count, int64_t step, Some some) const {
         for (int64_t i; (i = next.fetch_add(step, std::memory_order_relaxed)) < count;)
-            for (int64_t k = i; k < i + step && k < count; k++) some(k);
+            for (int64_t k = i; k < i + step && k < count && !ended(); k++) some(k);
     }
     int64_t few(int64_t rows) const {
         const int64_t step = rows / (4 * team_.size());
         return step < 1 ? 1 : step;
     }
 
+    const int32_t* ended_ = nullptr;
     const Kernels kernels_;
     const hp_shape shape_;
     const std::vector<hp_op> ops_;

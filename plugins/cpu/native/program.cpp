@@ -159,6 +159,7 @@ int32_t Program::run(const hp_step& step, int64_t first, int64_t last) {
         for (Member& own : members_)
             std::fill(own.best.begin(), own.best.begin() + step.rows, Best{-HUGE_VALF, -1, false});
     team_.run([](void* self, int member) { ((Program*)self)->work(member); }, this);
+    if (ended()) return -1;
     if (step.best && first < last && ops_[size_t(last - 1)].out < 0) collect_best(step);
     return 0;
 }
@@ -298,6 +299,8 @@ void* hp_program_new(int32_t level, int32_t threads, const hp_op* ops, int64_t c
         return nullptr;
     }
 }
+
+void hp_program_watch(void* program, const int32_t* ended) { ((Program*)program)->watch(ended); }
 
 void hp_program_free(void* program) { delete (Program*)program; }
 

@@ -82,7 +82,10 @@ int32_t hp_abi();
 void* hp_program_new(int32_t level, int32_t threads, const hp_op* ops, int64_t count,
                      const hp_shape* shape);
 void hp_program_free(void* program);
-// Run the operations [first, last). 0, or 1 + the place in hp_step's list of what is out of range.
+// Have all runs end between two pieces of work, within milliseconds, while *ended is not 0.
+void hp_program_watch(void* program, const int32_t* ended);
+// Run the operations [first, last). 0, or 1 + the place in hp_step's list of what is out of range;
+// -1: it was ended, and what it should have computed is not there.
 int32_t hp_program_run(void* program, const hp_step* step, int64_t first, int64_t last);
 // best[i]: the place of the greatest of logits [rows, count], -1 where there is none.
 void hp_program_best(void* program, const float* logits, int64_t rows, int64_t count,

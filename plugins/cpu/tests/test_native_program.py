@@ -10,12 +10,13 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from attrs import evolve
 from hardpoint.errors import HardpointError
-from hardpoint_cpu.native.library import availability
+from hardpoint_cpu.native.library import ENDED, availability
 from hardpoint_engine import PoolingParams, SamplingParams
 from hardpoint_engine.scheduling.results import NoNumbersError
 from native_models import FAMILIES, PROMPTS, engine, program_threads, tokens
@@ -272,3 +273,65 @@ def test_a_long_step_is_ended_between_operations(checkpoint):
         with pytest.raises(HardpointError, match="ended by the driver between operations"):
             llm.generate(PROMPTS[:1], GREEDY)
         assert llm.collective_rpc(lambda worker: len(worker.asked)) == [3]
+
+
+def test_an_operation_that_takes_long_is_ended_in_the_midst_of_it(checkpoint):
+    """The team leaves it between two pieces, and computes the next step whole."""
+
+    def hurry(worker):
+        runner, asked = worker.model_runner, []
+        program = runner.program
+        program._greatest = 1e12
+        run, worker.returned = program._library.hp_program_run, []
+
+        def until_ended(*call):
+            """Compute again and again, which is one operation that takes long."""
+            last = time.monotonic() + 120  # then nobody has ended it
+            while (wrong := run(*call)) == 0 and time.monotonic() < last:
+                pass
+            worker.returned.append(wrong)
+            return wrong
+
+        program._library = SimpleNamespace(
+            hp_program_run=until_ended, hp_program_choose=program._library.hp_program_choose
+        )
+        runner.context = evolve(
+            runner.context, cancelled=lambda: bool(asked.append(1)) or len(asked) == 2
+        )
+
+    with engine(checkpoint("llama"), "on") as llm:
+        llm.collective_rpc(hurry)
+        with pytest.raises(HardpointError, match="ended by the driver within an operation"):
+            llm.generate(PROMPTS[:1], GREEDY)
+        assert llm.collective_rpc(lambda worker: worker.returned) == [[ENDED]]
+        assert "hardpoint-watch" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@pytest.mark.parametrize("level", available.levels)
+def test_a_team_that_was_ended_computes_the_next_step_whole(checkpoint, family, level):
+    """With experts, too, whose work depends on what was computed before."""
+
+    def steps(worker):
+        program = worker.model_runner.program
+        watch = program._watch
+        run, returned = program._library.hp_program_run, []
+
+        def after_an_ended_one(*call):
+            watch._ended.value = 1
+            returned.append(run(*call))
+            watch._ended.value = 0
+            return run(*call)
+
+        program._library = SimpleNamespace(
+            hp_program_run=after_an_ended_one, hp_program_choose=program._library.hp_program_choose
+        )
+        worker.returned = returned
+
+    with engine(checkpoint(family), "on", level, threads=THREADS) as llm:
+        expected = whole(llm.generate(PROMPTS, GREEDY))
+        llm.collective_rpc(steps)
+        assert whole(llm.generate(PROMPTS, GREEDY)) == expected
+        (returned,) = llm.collective_rpc(lambda worker: worker.returned)
+        assert returned
+        assert set(returned) == {ENDED}

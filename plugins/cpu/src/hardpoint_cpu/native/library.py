@@ -144,6 +144,8 @@ class Wish(ctypes.Structure):
     )
 
 
+ENDED = -1
+"""What hp_program_run returns when its watch ended it."""
 STEP_FIELDS = (*(name for name, _ in Step._fields_[:9]), "a block of the table")
 """What a step can have out of range, in the order of the library's numbers."""
 
@@ -226,6 +228,7 @@ def load(path: Path = FOLDER / FILE) -> ctypes.CDLL:
         ("hp_levels", small, ()),
         ("hp_program_new", pointer, (small, small, pointer, number, pointer)),
         ("hp_program_free", None, (pointer,)),
+        ("hp_program_watch", None, (pointer, pointer)),
         ("hp_program_run", small, (pointer, pointer, number, number)),
         ("hp_program_best", None, (pointer, pointer, number, number, pointer)),
         ("hp_program_buffer", pointer, (pointer, number)),

@@ -10,6 +10,7 @@ import ctypes
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ from hardpoint_runtime.graphs.programs import StepProgram
 from hardpoint_cpu.native import library as native
 from hardpoint_cpu.native.lowered import ATTEND, CACHED, Clear, Lowered, Outside, Pause, Sum
 from hardpoint_cpu.native.lowering import ATTENDED, STREAM, lower
+from hardpoint_cpu.native.watch import Watch
 
 if TYPE_CHECKING:
     from hardpoint_runtime.batch.inputs import BatchInputs
@@ -35,6 +37,9 @@ _logger = logging.getLogger("hardpoint.worker")
 PATIENCE = 0.1
 """Seconds that one call may take, about: the driver can end a step between two calls."""
 
+LONG = 0.3
+"""Seconds from which a single operation is ended in the midst of it, if the driver wants that."""
+UNWATCHED = nullcontext()
 SLOW_BYTES = 4e9
 SLOW_PRODUCTS = 1e10
 """Bytes and multiplications in a second of a slow machine, to guess how long layers take."""
@@ -90,7 +95,7 @@ class Program(StepProgram):
         self._dtype = dtype
         self._cancelled = cancelled
         self._costs = lowered.costs()
-        self._cost = sum(self._costs)
+        self._cost, self._greatest = sum(self._costs), max(self._costs)
         self._library = native.load()
         blocks, block_size, kv_heads, _ = cache.key.shape
         columns = (ctypes.c_int64 * len(lowered.columns))(*lowered.columns)
@@ -111,6 +116,8 @@ class Program(StepProgram):
         self._handle = ctypes.c_void_p(handle)
         self._end = weakref.finalize(self, self._library.hp_program_free, self._handle)
         self._end.atexit = False  # a step that was left behind may still compute then
+        self._watch = Watch(lambda: self._cancelled())  # noqa: PLW0108 - that of now
+        self._library.hp_program_watch(self._handle, self._watch.address)
         # Pages of rows that no step has are never touched.
         self.logits = torch.from_numpy(np.zeros((most_rows, lowered.vocabulary), np.float32))
         self._only_best = False
@@ -206,15 +213,21 @@ class Program(StepProgram):
 
     def compute(self, step: native.Step, seen: int, outside: np.ndarray | None = None) -> None:
         """Run all operations of a step, whose tokens attend to ``seen`` positions in all. A driver
-        that ends it is heard between two calls.
+        that ends it is heard between two calls, and within one that may take long.
 
         Raises CancelledStepError, and HardpointError for inputs out of range.
         """
         lowered, tokens, rows = self._lowered, step.tokens, step.rows
+        watch: AbstractContextManager[object] = UNWATCHED
+        if self._takes_long(tokens, seen):
+            watch = self._watch
         for first, last in self._calls(tokens, seen):
             if self._cancelled():
                 raise CancelledStepError("a step was ended by the driver between operations")
-            wrong = self._library.hp_program_run(self._handle, ctypes.byref(step), first, last)
+            with watch:
+                wrong = self._library.hp_program_run(self._handle, ctypes.byref(step), first, last)
+            if wrong == native.ENDED:
+                raise CancelledStepError("a step was ended by the driver within an operation")
             if wrong:
                 raise HardpointError(
                     f"a step of {tokens} tokens was given to the native program with "
@@ -285,13 +298,24 @@ class Program(StepProgram):
         )
         return list(tokens)
 
+    def _paces(self, tokens: int, seen: int) -> tuple[float, float]:
+        """Return for how many seconds a slow machine attends in a layer, and what it computes with
+        a byte of weights.
+        """
+        attention = 2 * seen * self._lowered.columns[ATTENDED] / SLOW_PRODUCTS
+        return attention, max(1 / SLOW_BYTES, tokens / 4 / SLOW_PRODUCTS)
+
+    def _takes_long(self, tokens: int, seen: int) -> bool:
+        """Whether a single operation may take longer than a driver should wait."""
+        attention, per_byte = self._paces(tokens, seen)
+        return max(attention, self._greatest * per_byte) > LONG
+
     def _calls(self, tokens: int, seen: int = 0) -> Iterator[tuple[int, int]]:
         """Yield the operations [first, last) of each call: as many as :data:`PATIENCE`, up to a
         pause. ``seen``: the positions that all tokens attend to.
         """
         lowered, last = self._lowered, len(self._costs)
-        attention = 2 * seen * lowered.columns[ATTENDED] / SLOW_PRODUCTS
-        per_byte = max(1 / SLOW_BYTES, tokens / 4 / SLOW_PRODUCTS)
+        attention, per_byte = self._paces(tokens, seen)
         if not lowered.pauses and len(lowered.ends) * attention + self._cost * per_byte < PATIENCE:
             yield 0, last
             return
