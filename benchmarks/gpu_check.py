@@ -29,8 +29,13 @@ STEPS = {
 PATIENCE = 10
 """How much longer a step may take where nothing is measured, on a busy machine."""
 NO_GPU = "no NVIDIA GPU: step skipped"
-NEEDED = ("attrs", "cattrs", "cloudpickle", "gguf", "jinja2", "numpy",
-          "packaging", "pluggy", "safetensors", "tokenizers", "torch", "zmq")  # fmt: skip
+NEEDED = (
+    "attrs", "cattrs", "click", "cloudpickle", "gguf", "jinja2", "msgpack", "numpy", "packaging",
+    "pluggy", "safetensors", "tokenizers", "torch", "zmq",
+)  # fmt: skip
+"""Modules without which no step runs. NVML's is not among them: the probe does without."""
+LOG = "gpu_check.log"
+"""Where steps print, so that also a killed one leaves what it had found."""
 
 
 def metadata_of(folder: Path, site: Path) -> None:
@@ -50,6 +55,19 @@ def metadata_of(folder: Path, site: Path) -> None:
     (target / "entry_points.txt").write_text("\n".join(entries))
 
 
+def whole_wheels(folder: Path, scratch: Path) -> list[Path]:
+    """Return the wheels of a folder; those that came in parts (``NAME.whl.part-aa``, ``-ab``, as
+    ``split`` names them) are put together in ``scratch``.
+    """
+    found = sorted(folder.glob("*.whl"))
+    for part in sorted(folder.glob("*.whl.part-*")):
+        whole = scratch / part.name.rpartition(".part-")[0]
+        with whole.open("ab") as file:
+            file.write(part.read_bytes())
+        found += [whole] if whole not in found else []
+    return found
+
+
 def make_site(site: Path, wheels: Path | None) -> str:
     """Make a folder from which the checkout can be imported; return the PYTHONPATH for it."""
     for name in DISTRIBUTIONS:
@@ -58,7 +76,8 @@ def make_site(site: Path, wheels: Path | None) -> str:
     if wheels is not None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps",
                    "--no-compile", "--target", str(site)]  # fmt: skip
-        subprocess.run([*command, *map(str, sorted(wheels.glob("*.whl")))], check=True)
+        with tempfile.TemporaryDirectory() as scratch:
+            subprocess.run([*command, *map(str, whole_wheels(wheels, Path(scratch)))], check=True)
     paths = [str(site), *(str(TOP / name / "src") for name in DISTRIBUTIONS)]
     return os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
 
@@ -94,23 +113,41 @@ def run_step(name: str, seconds: float, options: argparse.Namespace, environment
     command += ["--dry-run"] if options.dry_run else []
     command += ["--model", options.model] if options.model else []
     started = time.perf_counter()
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)  # the session that was begun for this step
-        out, err = process.communicate()
-        return _line(name, "timeout", started, reason=f"above {seconds:.0f} s", stderr=err[-1500:])
-    try:
-        found = json.loads(out.strip().splitlines()[-1])
-    except (IndexError, ValueError):
-        found = {"outcome": "error", "reason": f"exit code {process.returncode}"}
-    if found["outcome"] in ("error", "failed"):
+    options.out.mkdir(parents=True, exist_ok=True)
+    with (options.out / LOG).open("a+") as log:
+        begin = log.seek(0, os.SEEK_END)
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        late = False
+        try:
+            _, err = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            late = True
+            os.killpg(process.pid, 9)  # the session that was begun for this step
+            _, err = process.communicate()
+        log.seek(begin)
+        found = last_object(log.read())
+    if late:
+        found = {"outcome": "timeout", "reason": f"above {seconds:.0f} s", "so_far": found}
+    elif "outcome" not in found:
+        found = {"outcome": "error", "reason": f"exit code {process.returncode}", "so_far": found}
+    if found["outcome"] not in ("ok", "skipped"):
         found["stderr"] = err[-1500:]
     return _line(name, found.pop("outcome"), started, **found)
+
+
+def last_object(text: str) -> dict:
+    """Return the last line that is a JSON object, or an empty one: a killed step ends anywhere."""
+    for line in reversed(text.splitlines()):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def _line(name: str, outcome: str, started: float, **more: object) -> dict:
@@ -123,7 +160,9 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true", help="on host memory, a tiny model")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "gpu_check")))
     parser.add_argument("--wheels", type=Path, help="a folder of wheels that are not installed")
-    parser.add_argument("--model", help="a checkpoint; by default the default model")
+    parser.add_argument(
+        "--model", help="a checkpoint, or random; by default the default model, else random"
+    )
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no step after that")
     parser.add_argument("--only", default=",".join(STEPS), help="steps, separated by commas")
     options = parser.parse_args()

@@ -29,17 +29,26 @@ class SkippedError(Exception):
     """This step cannot run here, for a reason that is no fault."""
 
 
-def tiny_model(folder: Path) -> str:
-    """Write a random Llama of two layers, and a tokenizer; return its folder."""
+TINY = {"hidden": 32, "inner": 48, "heads": 4, "kv_heads": 2, "vocabulary": 97, "layers": 2}
+LIKE_DEFAULT = {
+    "hidden": 576, "inner": 1536, "heads": 9, "kv_heads": 3, "vocabulary": 49152, "layers": 30,
+}  # fmt: skip
+"""The default model's shape: what takes its place where it could not be carried along."""
+
+
+def random_model(folder: Path, hidden: int, inner: int, heads: int, kv_heads: int,
+                 vocabulary: int, layers: int) -> str:  # fmt: skip
+    """Write a random Llama, spread enough that it does not repeat itself, and a tokenizer; return
+    its folder.
+    """
     import torch
     from safetensors.torch import save_file
     from tokenizers import Tokenizer, models
 
-    hidden, inner, heads, kv_heads, vocabulary = 32, 48, 4, 2, 97
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
         "intermediate_size": inner, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-        "num_hidden_layers": 2, "vocab_size": vocabulary, "max_position_embeddings": 256,
+        "num_hidden_layers": layers, "vocab_size": vocabulary, "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
         "hidden_act": "silu", "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
@@ -50,7 +59,7 @@ def tiny_model(folder: Path) -> str:
     narrow = hidden * kv_heads // heads
     shapes = {"model.embed_tokens": (vocabulary, hidden)}
     ones = ["model.norm"]
-    for layer in range(2):
+    for layer in range(layers):
         at = f"model.layers.{layer}."
         shapes |= {
             at + "self_attn.q_proj": (hidden, hidden),
@@ -61,7 +70,7 @@ def tiny_model(folder: Path) -> str:
         shapes[at + "mlp.down_proj"] = (hidden, inner)
         ones += [at + "input_layernorm", at + "post_attention_layernorm"]
     weights = {
-        f"{name}.weight": torch.randn(*shape, generator=generator) * 0.3
+        f"{name}.weight": torch.randn(*shape, generator=generator) * (2.9 / hidden) ** 0.5
         for name, shape in shapes.items()
     }
     save_file(weights | {f"{n}.weight": torch.ones(hidden) for n in ones},
@@ -74,7 +83,9 @@ class House:
 
     def __init__(self, model: str | None, *, dry: bool, scratch: Path) -> None:
         self.dry = dry
-        self.model = tiny_model(scratch) if dry and model is None else model
+        self.model = model
+        if model == "random" or (model is None and (dry or not default_model_is_here())):
+            self.model = random_model(scratch, **(TINY if dry else LIKE_DEFAULT))
         self.prompts = TINY_PROMPTS if dry else PROMPTS
         self.new = 6 if dry else NEW
 
@@ -111,6 +122,22 @@ class House:
             self.ids(llm, prompts, new)
             taken.append(time.perf_counter() - started)
         return min(taken[1:])
+
+
+def default_model_is_here() -> bool:
+    from hardpoint.default_model import find_default_model
+    from hardpoint.errors import ConfigError
+
+    try:
+        find_default_model()
+    except ConfigError:
+        return False
+    return True
+
+
+def so_far(told: dict) -> None:
+    """Leave what a step has found, should it be cut."""
+    print(json.dumps(told), flush=True)
 
 
 def same(found: object, expected: object, what: str) -> None:
@@ -185,6 +212,7 @@ def graphs(house: House) -> dict:
             same(house.ids(llm), expected, mode)
             same(house.ids(llm), expected, f"{mode}, again")
             told[mode] = on_worker(llm, _graph_counts)
+            so_far(told)
         if not any(count for name, count in told[mode].items() if name != "NONE"):
             raise FailedError(f"{mode}: no step replayed a graph: {told[mode]}")
         gc.collect()
@@ -220,6 +248,7 @@ def sleep(house: House) -> dict:
                 "asleep": asleep,
                 "freed_share": share,
             }
+            so_far(told)
             if share < 0.8 and not house.dry:
                 raise FailedError(json.dumps(told))
     return told
@@ -278,6 +307,7 @@ def nursery(house: House) -> dict:
     with house.start(executor="mp") as llm:
         expected = house.ids(llm)
         told["pid"] = on_worker(llm, lambda worker: os.getpid()) != os.getpid()
+    so_far(told)
     if not told["pid"]:
         raise FailedError("the worker is in the driver's process")
     if house.dry:
@@ -310,6 +340,7 @@ def speed(house: House) -> dict:
             for batch in batches:
                 rate = batch * new / house.seconds(llm, batch, new, turns)
                 told[f"{mode}, batch {batch}"] = round(rate, 1)
+                so_far(told)
         gc.collect()
     return {"tokens_per_second": told}
 
@@ -399,6 +430,8 @@ def main() -> int:
         try:
             house = House(options.model, dry=options.dry_run, scratch=Path(scratch))
             found = {"outcome": "ok", **STEPS[options.step](house)}
+            if options.model is None and house.model is not None and not options.dry_run:
+                found["model"] = "random, of the default model's shape: no default model is here"
         except SkippedError as reason:
             found = {"outcome": "skipped", "reason": str(reason)}
         except FailedError as reason:
