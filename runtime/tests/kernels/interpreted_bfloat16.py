@@ -1,8 +1,8 @@
 """bfloat16 in Triton's interpreter as devices compute it.
 
 The interpreter keeps bfloat16 as integers, multiplies matrices of them as such, and cuts digits off
-where devices round to the nearest: its makers do not support the type yet (triton-lang/triton#11584,
-closed so in September 2026). Here both steps are made with torch's own conversions.
+where devices round to the nearest: Triton's makers do not support the type there yet
+(triton-lang/triton#11584). Here both steps are made with torch's own conversions.
 """
 
 from __future__ import annotations
