@@ -38,15 +38,21 @@ class Driver:
                 return json.loads(line)
         raise EOFError("the driver ended")
 
-    def family(self):
+    def _found(self):
         found = []
         for process in psutil.process_iter():
             try:
                 if process.environ().get(MARK) == self.mark and process.status() != "zombie":
-                    found.append(process.pid)
+                    found.append((process.pid, process.name()))
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         return found
+
+    def family(self):
+        return [pid for pid, _ in self._found()]
+
+    def named(self, name):
+        return [pid for pid, its in self._found() if its == name]
 
 
 @pytest.fixture
@@ -125,7 +131,7 @@ def test_a_shutdown_ends_though_the_head_of_ray_is_gone(drivers, tmp_path, event
     driver = drivers(tmp_path, f"executor={executor}")
     driver.line()
     workers = driver.line()["workers"]
-    (head,) = [pid for pid in driver.family() if psutil.Process(pid).name() == "gcs_server"]
+    (head,) = driver.named("gcs_server")
     os.kill(head, signal.SIGKILL)
     os.kill(workers[1], signal.SIGKILL)
     assert driver.line()["failed"] == "WorkerDiedError"
@@ -145,7 +151,7 @@ def test_when_the_driver_s_own_node_is_killed_it_is_told_and_nothing_is_left(
     driver = drivers(tmp_path, f"executor={executor}")
     driver.line()
     workers = driver.line()["workers"]
-    (raylet,) = [pid for pid in driver.family() if psutil.Process(pid).name() == "raylet"]
+    raylet, *_ = driver.named("raylet")  # others are what it is just starting
     family = driver.family()
     os.kill(raylet, signal.SIGKILL)
     told = driver.line()
