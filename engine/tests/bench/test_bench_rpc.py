@@ -83,6 +83,41 @@ def test_the_picture_has_every_median(document, tmp_path):
     assert figure.savefig.call_args.args == (str(tmp_path / "x.png"),)
 
 
+def test_a_turn_begins_when_all_others_are_at_rest(monkeypatch):
+    """Some transports spin from their start on, and for a while after each turn."""
+    spinning, turns_begun = set(), []
+
+    def watched(name, before, after):
+        method = getattr(Driver, name)
+
+        def call(driver, *arguments, **named):
+            before(driver, *arguments)
+            answer = method(driver, *arguments, **named)
+            after(driver, *arguments)
+            return answer
+
+        monkeypatch.setattr(Driver, name, call)
+
+    def begin(driver, order):
+        if order == "turn":
+            turns_begun.append(driver.name)
+            assert not spinning - {driver.name}
+
+    def end(driver, order):
+        if order == "turn":
+            spinning.add(driver.name)
+
+    watched("start", lambda *_: None, lambda driver, _: spinning.add(driver.name))
+    watched("settle", lambda *_: None, lambda driver: spinning.discard(driver.name))
+    watched("tell", begin, end)
+    monkeypatch.setattr(
+        rpc._Group, "_measure_idle", lambda _: None
+    )  # there, all are awaited at once
+    names = ("hardpoint-mp", "pipe")
+    rpc.measure(evolve(TINY, sizes=(1024,), transports=names), lambda line: None)
+    assert sorted(turns_begun) == sorted(names * 4)
+
+
 def test_a_wrong_answer_is_an_error():
     sent = turns.payloads(1024, arrays=True)
     how = {"workers": 2, "warm_ups": 0, "calls": 2, "seconds": 5.0, "every": 0.0}

@@ -110,6 +110,7 @@ class _Group:
     def measure(self) -> None:
         """Start the workers, measure everything, end them."""
         self._each(lambda driver: driver.start(self._workers))
+        self._each(lambda driver: driver.settle())  # some spin as soon as they are started
         for size in self._plan.sizes:
             for mode in ("busy", "sporadic"):
                 self._measure_cell(size, mode)
