@@ -90,7 +90,7 @@ def test_defaults_satisfy_their_own_bounds():
         ("enable_prefix_caching", 1, "true or false"),
         ("enable_prefix_caching", "true", "true or false"),
         ("enable_prefix_caching", Text("maybe"), "true or false"),
-        ("dtype", "float16", "one of auto, float32, bfloat16"),
+        ("dtype", "float64", "one of auto, float32, bfloat16, float16"),
         ("dtype", None, "text"),
         ("model", "", "not be empty"),
         ("model", b"x", "text"),

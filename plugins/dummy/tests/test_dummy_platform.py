@@ -176,6 +176,7 @@ def test_no_call_of_the_contract_goes_unrecorded(make_driver):
     soft = PromptAdapterRequest(id=1, name="n", path="p", num_virtual_tokens=1)
     first = {"request": {"add_lora": lora, "add_prompt_adapter": soft}}
     accessors = {"rank", "is_driver_worker", "model_runner_class", "get_model", "get_model_runner"}
+    accessors |= {"other_calls"}
     values = {
         "lora_id": 1, "prompt_adapter_id": 1, "max_model_len": 9, "level": 1, "tags": ("weights",),
         "path": None, "pattern": None, "max_size": None, "is_start": False, "grammar": None,
