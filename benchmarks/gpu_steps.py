@@ -1,4 +1,6 @@
-"""One step of ``gpu_check.sh``: ``gpu_steps.py NAME`` prints one JSON object, its outcome in it."""
+"""One step of ``gpu_check.sh``: ``gpu_steps.py NAME`` prints one JSON object, its outcome in it.
+Here are the steps with engines.
+"""
 
 from __future__ import annotations
 
@@ -7,178 +9,64 @@ import gc
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
-PROMPTS = [[1000 + 7 * n + 3 * place for place in range(length)]
-           for n, length in enumerate((5, 17, 33, 64))]  # fmt: skip
-TINY_PROMPTS = [[token % 90 for token in prompt] for prompt in PROMPTS]
-NEW = 24
-
-
-class FailedError(Exception):
-    """What was to be shown is not so."""
-
-
-class SkippedError(Exception):
-    """This step cannot run here, for a reason that is no fault."""
-
-
-TINY = {"hidden": 32, "inner": 48, "heads": 4, "kv_heads": 2, "vocabulary": 97, "layers": 2}
-LIKE_DEFAULT = {
-    "hidden": 576, "inner": 1536, "heads": 9, "kv_heads": 3, "vocabulary": 49152, "layers": 30,
-}  # fmt: skip
-"""The default model's shape: what takes its place where it could not be carried along."""
-
-
-def random_model(folder: Path, hidden: int, inner: int, heads: int, kv_heads: int,
-                 vocabulary: int, layers: int) -> str:  # fmt: skip
-    """Write a random Llama, spread enough that it does not repeat itself, and a tokenizer; return
-    its folder.
-    """
-    import torch
-    from safetensors.torch import save_file
-    from tokenizers import Tokenizer, models
-
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden,
-        "intermediate_size": inner, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-        "num_hidden_layers": layers, "vocab_size": vocabulary, "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
-        "hidden_act": "silu", "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    words = {f"w{token}": token for token in range(vocabulary)}
-    Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
-    generator = torch.Generator().manual_seed(0)
-    narrow = hidden * kv_heads // heads
-    shapes = {"model.embed_tokens": (vocabulary, hidden)}
-    ones = ["model.norm"]
-    for layer in range(layers):
-        at = f"model.layers.{layer}."
-        shapes |= {
-            at + "self_attn.q_proj": (hidden, hidden),
-            at + "self_attn.o_proj": (hidden,) * 2,
-        }
-        shapes |= {at + f"self_attn.{each}_proj": (narrow, hidden) for each in "kv"}
-        shapes |= {at + f"mlp.{each}_proj": (inner, hidden) for each in ("gate", "up")}
-        shapes[at + "mlp.down_proj"] = (hidden, inner)
-        ones += [at + "input_layernorm", at + "post_attention_layernorm"]
-    weights = {
-        f"{name}.weight": torch.randn(*shape, generator=generator) * (2.9 / hidden) ** 0.5
-        for name, shape in shapes.items()
-    }
-    save_file(weights | {f"{n}.weight": torch.ones(hidden) for n in ones},
-              str(folder / "model.safetensors"))  # fmt: skip
-    return str(folder)
-
-
-class House:
-    """Engines for the steps: on the GPU, or (``dry``) on host memory with a tiny model."""
-
-    def __init__(self, model: str | None, *, dry: bool, scratch: Path) -> None:
-        self.dry = dry
-        self.model = model
-        if model == "random" or (model is None and (dry or not default_model_is_here())):
-            self.model = random_model(scratch, **(TINY if dry else LIKE_DEFAULT))
-        self.prompts = TINY_PROMPTS if dry else PROMPTS
-        self.new = 6 if dry else NEW
-
-    def start(self, platform: str = "cuda", **keys: object):
-        from hardpoint_engine import LLM
-
-        given = {"executor": "uni", "dtype": "float32", "max_model_len": 160 if self.dry else 1024,
-                 "max_num_seqs": 4 if self.dry else 32, "graph_mode": "none"}  # fmt: skip
-        if self.dry:
-            given |= {"max_num_batched_tokens": 256, "num_kv_blocks": 64}
-            if platform == "cuda":
-                given["plugins"] = {"cuda": {"substitute": "host", "substitute_bytes": 8 << 30}}
-        return LLM(model=self.model, platform=platform, **{**given, **keys})
-
-    def ids(self, llm, prompts=None, new=None) -> list[list[int]]:
-        """Generate greedily."""
-        from hardpoint_engine import SamplingParams
-
-        new = new or self.new
-        params = SamplingParams(temperature=0, max_tokens=new, min_tokens=new, ignore_eos=True)
-        return [
-            list(each.outputs[0].token_ids)
-            for each in llm.generate(prompts or self.prompts, params)
-        ]
-
-    def seconds(self, llm, batch: int, new: int, turns: int) -> float:
-        """Return the least seconds of some turns, each with other prompts."""
-        most = 90 if self.dry else 40000
-        taken = []
-        for turn in range(turns + 1):
-            prompts = [[(turn * 131 + row * 17 + place * 7) % most for place in range(16)]
-                       for row in range(batch)]  # fmt: skip
-            started = time.perf_counter()
-            self.ids(llm, prompts, new)
-            taken.append(time.perf_counter() - started)
-        return min(taken[1:])
-
-
-def default_model_is_here() -> bool:
-    from hardpoint.default_model import find_default_model
-    from hardpoint.errors import ConfigError
-
-    try:
-        find_default_model()
-    except ConfigError:
-        return False
-    return True
-
-
-def so_far(told: dict) -> None:
-    """Leave what a step has found, should it be cut."""
-    print(json.dumps(told), flush=True)
-
-
-def same(found: object, expected: object, what: str) -> None:
-    if found != expected:
-        raise FailedError(f"{what}: {found} instead of {expected}")
-
-
-def on_worker(llm, function: Callable) -> object:
-    return llm.collective_rpc(function)[0]
+import attrs
+from gpu_device import collectives, driver_memory, kernels, pools, streams, triton_says
+from gpu_house import FOUND, FailedError, House, SkippedError, on_worker, same, so_far
 
 
 def probe(house: House) -> dict:
-    """The verdict, and the worker's figures of memory beside the driver's."""
-    import torch
-    from hardpoint_cuda.platform import CudaPlatform
+    """The verdict, whether Triton compiles, and the worker's figures of memory beside the driver's,
+    with graphs as by default.
+    """
+    keys: dict = {"num_kv_blocks": None, "graph_mode": None}
+    if house.dry:
+        little = {"substitute": "host", "substitute_bytes": 2 << 30}
+        keys |= {"graph_mode": "full_and_piecewise", "plugins": {"cuda": little}}
+    else:
+        import torch
+        from hardpoint_cuda.platform import CudaPlatform
 
-    found: dict = {}
-    if not house.dry:
         verdict = CudaPlatform().probe()
-        found["verdict"] = verdict.reason
+        so_far({"verdict": verdict.reason})
         if not verdict.available or torch.cuda.is_initialized():
             raise FailedError(f"{verdict}; initialised: {torch.cuda.is_initialized()}")
-    with house.start() as llm:
+        so_far({"triton": triton_says()})
+    with house.start(**keys) as llm:
         figures = on_worker(llm, _memory)
-        found |= figures
-    if not house.dry:
-        asked = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used,driver_version",
-                 "--format=csv,noheader,nounits"]  # fmt: skip
-        name, total, *_ = subprocess.check_output(asked, text=True).splitlines()[0].split(", ")
-        found["driver"] = {"name": name, "total_mib": int(total)}
-        if abs(int(total) - figures["total"] / 2**20) > 0.05 * int(total):
-            raise FailedError(f"{figures['total']} bytes in all, the driver says {total} MiB")
-    if not 0 < figures["held"] <= figures["total"]:
-        raise FailedError(str(figures))
-    return found
+        so_far(figures)
+        driver = {"reason": "host memory has none"} if house.dry else driver_memory()
+    so_far({"driver": driver})
+    total, held = figures["total"], figures["held"]
+    if not 0 < held <= total:
+        raise FailedError(f"{held} of {total} bytes are held")
+    for name, found in (("total", total), ("used", held)):
+        told = driver.get(name, found)
+        if abs(told - found) > 0.02 * total + (1 << 30):
+            raise FailedError(f"{name}: {found} bytes, the driver says {told}")
+    return {}
 
 
 def _memory(worker) -> dict:
-    snapshot = worker.device.snapshot()
-    return {"total": snapshot.total, "held": snapshot.total - snapshot.free,
-            "reserved": snapshot.reserved, "budget": worker.budget}  # fmt: skip
+    snapshot, runner, profile = worker.device.snapshot(), worker.model_runner, worker.memory_profile
+    report = getattr(runner.graphs, "report", None)
+    return {
+        "total": snapshot.total,
+        "held": snapshot.total - snapshot.free,
+        "reserved": snapshot.reserved,
+        "budget": worker.budget,
+        "profile": attrs.asdict(profile) | {"available": profile.available},
+        "graphs": {
+            "set aside": runner.graph_memory,
+            "taken": None if report is None else report.num_bytes,
+            "number": None if report is None else report.graphs,
+        },
+    }
 
 
 def greedy(house: House) -> dict:
@@ -188,13 +76,39 @@ def greedy(house: House) -> dict:
     with house.start() as llm:
         found = house.ids(llm)
         chosen = on_worker(llm, _choices)
-    equal = sum(a == b for a, b in zip(found, expected, strict=True))
-    told = {"equal": equal, "of": len(expected), "operations": chosen}
-    if equal < len(expected):
-        raise FailedError(json.dumps(told | {"found": found, "expected": expected}))
+        equal = sum(a == b for a, b in zip(found, expected, strict=True))
+        so_far({"equal": equal, "of": len(expected), "operations": chosen})
+        prompts = [
+            _shared(*each) for each in zip(house.prompts, found, expected, strict=True)
+            if each[1] != each[2]
+        ]  # fmt: skip
+        apart = [{"prompt": p[0], "position": p[1], "gpu": _best(llm, p[2])} for p in prompts]
+    if apart:
+        so_far({"apart": apart})
+        with house.start("cpu") as llm:
+            for each, prompt in zip(apart, prompts, strict=True):
+                each["cpu"] = _best(llm, prompt[2])
+        raise FailedError(f"other ids: {json.dumps(apart)}; {found} instead of {expected}")
     if not house.dry and not chosen["attention"].startswith("hardpoint_runtime.kernels"):
         raise FailedError(f"the kernels are not in use: {chosen}")
-    return told
+    return {}
+
+
+def _shared(prompt: list[int], found: list[int], expected: list[int]) -> tuple[int, int, list[int]]:
+    """Return (tokens of the prompt, where the first other token is, all tokens before it)."""
+    pairs = enumerate(zip(found, expected, strict=True))
+    position = next(place for place, (a, b) in pairs if a != b)
+    return len(prompt), position, prompt + expected[:position]
+
+
+def _best(llm, tokens: list[int]) -> dict:
+    """Return the two most likely next tokens, and how far apart their log-probabilities are."""
+    from hardpoint_engine import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=2, ignore_eos=True)
+    scores = llm.generate([tokens], params)[0].outputs[0].logprobs[0]
+    best = sorted(((told.logprob, token) for token, told in scores.items()), reverse=True)[:2]
+    return {"tokens": [token for _, token in best], "gap": best[0][0] - best[1][0]}
 
 
 def _choices(worker) -> dict:
@@ -203,30 +117,65 @@ def _choices(worker) -> dict:
 
 
 def graphs(house: House) -> dict:
-    """Captured and replayed steps give the ids of eager ones, in every mode."""
+    """Captured and replayed steps give the ids of eager ones, in every mode: with a size for whole
+    prompts, and (the default mode) with the default sizes.
+    """
+    few = house.prompts[:2]  # at most the tokens of the largest default size
     with house.start() as llm:
-        expected = house.ids(llm)
-    told = {}
-    for mode in ("full", "piecewise", "full_decode_only"):
-        with house.start(graph_mode=mode, graph_sizes=(1, 2, 4)) as llm:
-            same(house.ids(llm), expected, mode)
-            same(house.ids(llm), expected, f"{mode}, again")
-            told[mode] = on_worker(llm, _graph_counts)
-            so_far(told)
-        if not any(count for name, count in told[mode].items() if name != "NONE"):
-            raise FailedError(f"{mode}: no step replayed a graph: {told[mode]}")
+        expected, of_few = house.ids(llm), house.ids(llm, few)
+    sizes = (1, 2, 4, 128)
+    faults = []
+    for mode, given in (
+        ("full_and_piecewise", None), ("full", sizes), ("piecewise", sizes),
+        ("full_decode_only", sizes),
+    ):  # fmt: skip
+        try:
+            _replayed(house, mode, given, (None, expected), (None, expected), (few, of_few))
+        except Exception as error:  # noqa: BLE001 - the other modes are to be tried, too
+            traceback.print_exc()
+            faults.append(f"{mode}: {type(error).__name__}: {error}"[:1000])
+            so_far({"faults": faults})
         gc.collect()
-    return told
+    if faults:
+        raise FailedError("; ".join(faults))
+    return {}
 
 
-def _graph_counts(worker) -> dict:
-    return {mode.name: count for mode, count in worker.model_runner.graphs.counts.steps.items()}
+def _replayed(house: House, mode: str, sizes: tuple[int, ...] | None, *turns) -> None:
+    """Generate by graphs of ``mode``: each turn is (prompts, their ids)."""
+    started = time.perf_counter()
+    with house.start(graph_mode=mode, graph_sizes=sizes) as llm:
+        seconds = round(time.perf_counter() - started, 2)
+        found = [house.ids(llm, prompts) for prompts, _ in turns]
+        told = on_worker(llm, _replays)
+    so_far({mode: {"start_seconds": seconds, **told}})
+    for turn, (ids, (_, expected)) in enumerate(zip(found, turns, strict=True)):
+        same(ids, expected, f"turn {turn}")
+    parts = {"full": {"FULL"}, "piecewise": {"PIECEWISE"}, "full_decode_only": {"FULL"}}
+    for part in parts.get(mode, {"FULL", "PIECEWISE"}):
+        if not told["steps"].get(part):
+            raise FailedError(f"no step replayed a {part} graph")
+    eager = [tokens for tokens in told["eager_tokens"] if tokens <= max(told["sizes"])]
+    if eager and mode != "full_decode_only":
+        raise FailedError(f"steps of {eager} tokens ran eagerly")
+
+
+def _replays(worker) -> dict:
+    graphs = worker.model_runner.graphs
+    return {
+        "steps": {mode.name: count for mode, count in graphs.counts.steps.items()},
+        "eager_tokens": sorted(graphs.counts.unknown),
+        "sizes": sorted({each.key.num_tokens for each in graphs.plan.graphs}),
+        "graphs": graphs.report.graphs,
+        "seconds": round(graphs.report.seconds, 3),
+        "bytes": graphs.report.num_bytes,
+    }
 
 
 def sleep(house: House) -> dict:
     """Bytes that sleep gives back, and addresses afterwards; graphs replay as before."""
     told = {}
-    with house.start(graph_mode="full_decode_only", graph_sizes=(1, 2, 4)) as llm:
+    with house.start(must_sleep=True, graph_mode="full_decode_only", graph_sizes=(1, 2, 4)) as llm:
         expected = house.ids(llm)
         for level in (1, 2):
             before = on_worker(llm, _held)
@@ -270,37 +219,6 @@ def _held(worker) -> dict:
             "addresses": {name: each.data_ptr() for name, each in every.items()}}  # fmt: skip
 
 
-def kernels(house: House) -> dict:
-    """Each Triton kernel beside its torch operation, on the device."""
-    import gpu_kernels
-
-    return gpu_kernels.compare(house.dry)
-
-
-def streams(house: House) -> dict:
-    """Values on their way to the host are those of when they were asked for, not later ones."""
-    import torch
-
-    if house.dry:
-        raise SkippedError("host memory has no streams")
-    from hardpoint_cuda.device import CudaDeviceOps
-
-    device = CudaDeviceOps("cuda", 0)
-    device.set_device()
-    values = device.to_device([0] * (1 << 20), torch.int64)
-    fetches = []
-    for turn in range(200):
-        values.fill_(turn)
-        fetches.append(device.fetch(values[:4096] + 0))
-    for turn, fetch in enumerate(fetches):
-        same(set(fetch.wait().tolist()), {turn}, f"turn {turn}")
-    target = torch.zeros(1 << 16, dtype=torch.int64, device=device.device)
-    for turn in range(200):
-        device.write(target, torch.full((1 << 16,), turn))
-    same(int(target.min()), 199, "the last write")
-    return {"fetches": len(fetches)}
-
-
 def nursery(house: House) -> dict:
     """Worker processes start and answer, also after this process has used the GPU."""
     told = {}
@@ -340,9 +258,9 @@ def speed(house: House) -> dict:
             for batch in batches:
                 rate = batch * new / house.seconds(llm, batch, new, turns)
                 told[f"{mode}, batch {batch}"] = round(rate, 1)
-                so_far(told)
+                so_far({"tokens_per_second": told})
         gc.collect()
-    return {"tokens_per_second": told}
+    return {}
 
 
 def bandwidth(house: House) -> dict:
@@ -396,7 +314,11 @@ def transformers(house: House) -> dict:
     folder, _, name = str(house.model or find_default_model()).rpartition("/")
     source = {"gguf_file": name} if name.endswith(".gguf") else {}
     path = folder if source else f"{folder}/{name}"
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), **source)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), **source)
+    except TypeError:  # before 4.56 it has another name
+        kind = {"torch_dtype": getattr(torch, dtype)}
+        model = AutoModelForCausalLM.from_pretrained(path, **kind, **source)
     model = model.to(device).eval()
     ids = torch.arange(batch * 16, device=device).view(batch, 16) % 90
     taken = []
@@ -415,7 +337,8 @@ def transformers(house: House) -> dict:
 
 
 STEPS = {each.__name__: each for each in (
-    probe, greedy, graphs, sleep, kernels, streams, nursery, speed, bandwidth, transformers,
+    pools, probe, greedy, graphs, sleep, kernels, streams, collectives, nursery, speed, bandwidth,
+    transformers,
 )}  # fmt: skip
 
 
@@ -424,21 +347,26 @@ def main() -> int:
     parser.add_argument("step", choices=STEPS)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--model")
+    parser.add_argument("--no-sleep", default="", help="why engines start without sleep")
     options = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parent))
     with tempfile.TemporaryDirectory() as scratch:
         try:
             house = House(options.model, dry=options.dry_run, scratch=Path(scratch))
-            found = {"outcome": "ok", **STEPS[options.step](house)}
+            house.no_sleep = options.no_sleep
+            returned = STEPS[options.step](house)
+            found = {"outcome": "ok", **FOUND, **returned}
+            if house.no_sleep:
+                found["started without sleep, since with it"] = house.no_sleep
             if options.model is None and house.model is not None and not options.dry_run:
                 found["model"] = "random, of the default model's shape: no default model is here"
         except SkippedError as reason:
             found = {"outcome": "skipped", "reason": str(reason)}
         except FailedError as reason:
-            found = {"outcome": "failed", "reason": str(reason)[:3000]}
+            found = {"outcome": "failed", "reason": str(reason)[:3000], "so_far": FOUND}
         except Exception as error:  # noqa: BLE001 - the line says what it was
             traceback.print_exc()
-            found = {"outcome": "error", "reason": f"{type(error).__name__}: {error}"[:3000]}
+            reason = f"{type(error).__name__}: {error}"[:3000]
+            found = {"outcome": "error", "reason": reason, "so_far": FOUND}
     print(json.dumps(found), flush=True)
     return int(found["outcome"] not in ("ok", "skipped"))
 
