@@ -44,14 +44,54 @@ def test_a_platform_says_what_was_recorded(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_was_recorded_is_of_the_tests_that_are_named_and_there(name):
+def test_what_was_recorded_are_levels_of_tests_that_are_there(name):
     recorded = json.loads(evidence.record_of(name).read_text())
-    wanted = {level: list(tests) for level, tests in evidence.EVIDENCE[name].items()}
-    assert "L0" in recorded
-    assert {level: told["tests"] for level, told in recorded.items()}.items() <= wanted.items()
-    for tests in wanted.values():
-        for test in tests:
-            assert (evidence.ROOT / test.partition("::")[0]).is_file(), test
+    assert {"L0"} <= recorded.keys() <= evidence.EVIDENCE[name].keys()
+    named = [*recorded.values(), *({"tests": each} for each in evidence.EVIDENCE[name].values())]
+    for test in (test for told in named for test in told["tests"]):
+        assert (evidence.ROOT / test.partition("::")[0]).is_file(), test
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_recorded_is_of_this_tree(name):
+    """In the slow lane: sources change daily, records take minutes."""
+    levels = evidence.stale(name)
+    way_out = " ".join(f"{name}:{level}" for level in levels)
+    assert not levels, f"record again: python tests/support/evidence.py {way_out}"
+
+
+def test_a_record_is_stale_once_a_test_or_a_source_is_another(tmp_path, monkeypatch):
+    name, level = NAMES[0], "L0"
+    folders = [each.format(name) for each in evidence.RESTS_ON[level]]
+    monkeypatch.setattr(evidence, "ROOT", tmp_path)
+    monkeypatch.setattr(evidence, "EVIDENCE", {name: {level: ("tests/test_some.py::test_one",)}})
+    for path in ("tests/test_some.py", *(f"{folder}/deep/some.py" for folder in folders)):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("1\n")
+    monkeypatch.setattr(evidence, "results", lambda tests: {"tests": list(tests), "passed": 1})
+    evidence.record_of(name).parent.mkdir(parents=True, exist_ok=True)
+    evidence.main([name])
+    assert evidence.stale(name) == []
+    for path in sorted(evidence.sources(name, level)):
+        path.write_text("2\n")
+        assert evidence.stale(name) == [level], path
+        path.write_text("1\n")
+    assert evidence.stale(name) == []
+    added = tmp_path / folders[-1] / "another.py"
+    added.touch()
+    assert evidence.stale(name) == [level]
+    added.unlink()
+    monkeypatch.setattr(evidence, "EVIDENCE", {name: {level: ("tests/test_some.py",)}})
+    assert evidence.stale(name) == [level]
+
+
+def test_nothing_is_recorded_of_sources_that_change_meanwhile(monkeypatch):
+    told = iter(("before", "after"))
+    monkeypatch.setattr(evidence, "digest", lambda name, level: next(told))
+    monkeypatch.setattr(evidence, "results", lambda tests: {"tests": list(tests)})
+    with pytest.raises(SystemExit, match="sources changed"):
+        evidence.recorded("cuda", "L0")
 
 
 def test_results_count_what_passed_and_failed(tmp_path):
