@@ -150,9 +150,16 @@ def test_of_mixed_gpus_the_least_counts_and_their_order_is_told(machine):
 def test_a_gpu_that_is_too_old_is_told_unless_it_is_hidden(machine):
     old = (gpu(0), gpu(1, "Tesla P100", capability=(6, 0)))
     assert look(machine(old)).reasons == (
-        "Tesla P100 has compute capability 6.0, 7.0 is the least",
+        "Tesla P100 has compute capability 6.0, 7.5 is the least of torch 2.13.0 for CUDA 13.0",
     )
     assert names(look(machine(old, environ={"CUDA_VISIBLE_DEVICES": "0"}))) == ["NVIDIA H200"]
+
+
+def test_what_torch_was_built_for_decides_about_volta(machine):
+    volta = (gpu(0, "Tesla V100", capability=(7, 0)),)
+    assert "7.5 is the least of torch 2.13.0 for CUDA 13.0" in look(machine(volta)).reasons[0]
+    older = {"__version__": "2.13.0+cu126", "cuda": "12.6"}
+    assert names(look(machine(volta, torch=older))) == ["Tesla V100"]
 
 
 # Without NVML.

@@ -243,7 +243,17 @@ def test_a_library_that_fails_is_no_verdict_where_the_files_show_gpus(machine):
 def test_a_device_file_that_may_not_be_opened_is_told(machine, monkeypatch):
     around = machine(files=TOPOLOGY)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    assert look(around).reasons[-1] == "/dev/kfd may not be opened by this user (group render)"
+    (reason,) = look(around).reasons
+    assert reason.startswith("/dev/kfd may not be opened by this user: it takes the groups render")
+
+
+def test_a_library_that_answers_is_no_right_to_compute(machine, monkeypatch):
+    around = machine(EIGHT)
+    assert len(look(around).devices) == 8
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    seen = look(around)
+    assert seen.devices == ()
+    assert "usermod -aG render,video" in seen.reasons[0]
 
 
 def test_a_driver_without_gpus_is_told(machine):

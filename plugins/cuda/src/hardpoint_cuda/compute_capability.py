@@ -7,12 +7,16 @@ Shared memory and bulk copies: NVIDIA's own table in CCCL (``cuda/__device/arch_
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from attrs import frozen
 
 Version = tuple[int, int]
 
 LEAST: Version = (7, 0)
-"""The first with tensor cores; torch's builds for CUDA 12.8 and later know none that is older."""
+"""The first with tensor cores."""
+WITHOUT_VOLTA: Version = (7, 5)
 
 
 @frozen(kw_only=True)
@@ -60,6 +64,20 @@ FEATURES: dict[Version, Features] = {
     (12, 0): SMALL_BLACKWELL,
     (12, 1): SMALL_BLACKWELL,
 }
+
+
+def least(build: Mapping[str, str | None]) -> Version:
+    """Return the least that a build of torch has code for: those for CUDA 13 have none for Volta,
+    and since torch 2.11 those for 12.8 and 12.9 have none either (its table of releases).
+    """
+    cuda, torch = _version(build.get("cuda")), _version(build.get("__version__"))
+    without = cuda >= (13, 0) or (cuda >= (12, 8) and torch >= (2, 11))
+    return WITHOUT_VOLTA if without else LEAST
+
+
+def _version(text: str | None) -> Version:
+    major, minor = (*map(int, re.findall(r"\d+", text or "")[:2]), 0, 0)[:2]
+    return major, minor
 
 
 def features_of(capability: Version) -> Features | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import field, frozen
 from hardpoint.records import Device
 from hardpoint_runtime.accelerator.surroundings import Sighting, Surroundings
 
-from hardpoint_cuda.compute_capability import LEAST, features_of
+from hardpoint_cuda.compute_capability import features_of, least
 from hardpoint_cuda.nvml import Gpu, NvmlAbsentError, NvmlFailureError, import_nvml, read_gpus
 from hardpoint_cuda.system_files import find_gpus
 from hardpoint_cuda.visible_gpus import MASK, Unit, visible
@@ -26,14 +26,15 @@ class CudaSurroundings(Surroundings):
 
 def look(around: CudaSurroundings) -> Sighting:
     """Look for GPUs. Raises nothing; every reason against them is told at once."""
-    reasons = [*_build(around)]
+    build = around.torch()
+    reasons = [*_build(build)]
     gpus, notes, failures = _all_gpus(around)
     reasons += failures
     mask = around.environ.get(MASK)
     seen = visible(gpus, mask)
     if gpus and not seen.units:
         reasons += seen.notes or (f"{MASK}={mask} hides every GPU",)
-    reasons += _too_old(seen.units)
+    reasons += _too_old(seen.units, build)
     if len({unit.name for unit in seen.units}) > 1 and around.environ.get(ORDER) != "PCI_BUS_ID":
         notes += (f"mixed GPUs are numbered by speed; {ORDER}=PCI_BUS_ID numbers them as here",)
     return Sighting(
@@ -44,8 +45,7 @@ def look(around: CudaSurroundings) -> Sighting:
     )
 
 
-def _build(around: CudaSurroundings) -> Sequence[str]:
-    build = around.torch()
+def _build(build: Mapping[str, str | None]) -> Sequence[str]:
     if not build:
         return ("the package torch is not installed",)
     if build.get("cuda") is None:
@@ -69,11 +69,13 @@ def _all_gpus(
     return gpus, (), () if gpus else ("NVML knows of no GPU",)
 
 
-def _too_old(units: Sequence[Unit]) -> Sequence[str]:
-    old = [unit for unit in units if unit.capability is not None and unit.capability < LEAST]
+def _too_old(units: Sequence[Unit], build: Mapping[str, str | None]) -> Sequence[str]:
+    lowest = least(build)
+    old = [unit for unit in units if unit.capability is not None and unit.capability < lowest]
+    of = f"torch {build.get('__version__')} for CUDA {build.get('cuda')}"
     return [
-        f"{unit.name} has compute capability {_dotted(unit.capability)}, {_dotted(LEAST)} is the "
-        "least"
+        f"{unit.name} has compute capability {_dotted(unit.capability)}, {_dotted(lowest)} is the "
+        f"least of {of}"
         for unit in old[:1]
     ]
 

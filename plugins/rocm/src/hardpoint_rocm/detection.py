@@ -12,7 +12,7 @@ from hardpoint_runtime.accelerator.surroundings import Sighting, Surroundings
 from hardpoint_rocm.amdsmi_port import Gpu, SmiAbsentError, SmiFailureError, import_smi, read_gpus
 from hardpoint_rocm.gfx import features_of
 from hardpoint_rocm.masks import visible
-from hardpoint_rocm.system_files import KFD, WSL, find_gpus
+from hardpoint_rocm.system_files import WSL, closed, find_gpus
 
 WHOLE = "SPX"
 """The partition mode of a GPU that is one device."""
@@ -57,11 +57,11 @@ def _build(around: RocmSurroundings) -> Sequence[str]:
 def _all_gpus(
     around: RocmSurroundings,
 ) -> tuple[tuple[Gpu, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return (GPUs, notes, reasons why there are none). Without the compute driver's device there
-    are none to ask about.
+    """Return (GPUs, notes, reasons why there are none). Without the compute driver's device, or
+    the right to open it, there are none to ask about.
     """
-    if not around.has(KFD) and not around.has(WSL):
-        return (), (), find_gpus(around).reasons
+    if not around.has(WSL) and (why := closed(around)):
+        return (), (), (why,)
     try:
         gpus = read_gpus(around.smi)
     except (SmiAbsentError, SmiFailureError) as error:

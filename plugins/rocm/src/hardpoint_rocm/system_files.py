@@ -35,13 +35,25 @@ def find_gpus(around: Surroundings) -> Found:
             return Found(reasons=(f"/dev/dxg is there (WSL), but /{WSL_LIBRARY} is not",))
         lent = Gpu(uuid="", name="GPU of the Windows host", memory_bytes=None, gfx=None)
         return Found(gpus=(lent,))
-    if not around.has(KFD):
-        return Found(reasons=("no device file /dev/kfd is there",))
-    if not os.access(around.root / KFD, os.R_OK | os.W_OK):
-        return Found(reasons=("/dev/kfd may not be opened by this user (group render)",))
+    if missing := closed(around):
+        return Found(reasons=(missing,))
     folders = sorted((around.root / NODES).glob("*"), key=lambda path: int(path.name))
     gpus = tuple(gpu for folder in folders if (gpu := _node(around, f"{NODES}/{folder.name}")))
     return Found(gpus=gpus, reasons=() if gpus else (f"/{NODES} shows no GPU",))
+
+
+def closed(around: Surroundings) -> str | None:
+    """Return why this user cannot compute through the driver's device; None where nothing is known
+    to be in the way. Management libraries answer without it.
+    """
+    if not around.has(KFD):
+        return "no device file /dev/kfd is there"
+    if not os.access(around.root / KFD, os.R_OK | os.W_OK):
+        return (
+            "/dev/kfd may not be opened by this user: it takes the groups render and video "
+            "(usermod -aG render,video USER, and a new login)"
+        )
+    return None
 
 
 def _node(around: Surroundings, path: str) -> Gpu | None:
