@@ -1,5 +1,6 @@
 /* The virtual memory of a GPU's driver, over pages of this process, for one device: the functions and
- * structures that the platforms call, with what the real ones refuse (orders, sizes, properties).
+ * structures that the platforms call, with what the real ones refuse (orders, sizes, properties, and
+ * threads to which the device was not made current: stricter than HIP's first device).
  *
  * Compiled by test_gpu_virtual_memory.py: CUDA's as it stands (cuda.h), HIP's with -DHIP: other names
  * for the functions (hip/hip_runtime_api.h), the same codes, and structures of the same layout.
@@ -43,7 +44,7 @@ typedef struct {
 } CUmemAllocationProp;
 typedef struct { CUmemLocation location; int flags; } CUmemAccessDesc;
 
-enum { SUCCESS = 0, INVALID = 1, NO_MEMORY = 2, NOT_MAPPED = 211 };
+enum { SUCCESS = 0, INVALID = 1, NO_MEMORY = 2, NOT_CURRENT = 201, NOT_MAPPED = 211 };
 enum { GRANULARITY = 2 << 20, MOST = 64 };
 
 static struct { size_t size; int mapped; } created[MOST];
@@ -57,6 +58,25 @@ int fake_left(void) {
     for (int i = 0; i < MOST; i++) count += (ranges[i].at != 0) + (created[i].size != 0);
     return count;
 }
+
+#ifdef HIP
+static __thread int current = -1;
+CUresult hipSetDevice(int device) { return device ? INVALID : (current = device, SUCCESS); }
+static int elsewhere(void) { return current != 0; }
+#else
+typedef void *CUcontext;
+static int primary, retained;
+static __thread CUcontext current;
+CUresult cuCtxGetCurrent(CUcontext *out) { return *out = current, SUCCESS; }
+CUresult cuDeviceGet(int *out, int ordinal) { return ordinal ? INVALID : (*out = 40, SUCCESS); }
+CUresult cuDevicePrimaryCtxRetain(CUcontext *out, int device) {
+    return device != 40 ? INVALID : (retained++, *out = &primary, SUCCESS);
+}
+CUresult cuCtxSetCurrent(CUcontext context) {
+    return context != &primary || !retained ? NOT_CURRENT : (current = context, SUCCESS);
+}
+static int elsewhere(void) { return current != &primary; }
+#endif
 
 static int right(const CUmemAllocationProp *prop) {
     static const unsigned char none[8];
@@ -72,6 +92,7 @@ static int find(CUdeviceptr at, size_t size) {
 }
 
 CUresult cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *prop, int option) {
+    if (elsewhere()) return NOT_CURRENT;
     if (!right(prop) || option != 0) return INVALID;
     *out = GRANULARITY;
     return SUCCESS;
@@ -79,6 +100,7 @@ CUresult cuMemGetAllocationGranularity(size_t *out, const CUmemAllocationProp *p
 
 CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr wish,
                              unsigned long long flags) {
+    if (elsewhere()) return NOT_CURRENT;
     if (!size || size % GRANULARITY || alignment % GRANULARITY || wish || flags) return INVALID;
     int i = find(0, 0);
     void *at = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -90,6 +112,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CU
 
 CUresult cuMemCreate(Handle *out, size_t size, const CUmemAllocationProp *prop,
                      unsigned long long flags) {
+    if (elsewhere()) return NOT_CURRENT;
     if (!right(prop) || size % GRANULARITY || flags) return INVALID;
     if (held + size > limit) return NO_MEMORY;
     for (int i = 0; i < MOST; i++)
@@ -102,6 +125,7 @@ CUresult cuMemCreate(Handle *out, size_t size, const CUmemAllocationProp *prop,
 
 CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, Handle handle,
                   unsigned long long flags) {
+    if (elsewhere()) return NOT_CURRENT;
     int i = find(at, size);
     if (i < 0 || ranges[i].handle || offset || flags || !handle || handle > MOST ||
         created[handle - 1].size != size)
@@ -111,6 +135,7 @@ CUresult cuMemMap(CUdeviceptr at, size_t size, size_t offset, Handle handle,
 }
 
 CUresult cuMemSetAccess(CUdeviceptr at, size_t size, const CUmemAccessDesc *desc, size_t count) {
+    if (elsewhere()) return NOT_CURRENT;
     int i = find(at, size);
     if (i < 0 || !ranges[i].handle || count != 1 || desc->location.type != 1 ||
         desc->location.id != 0 || desc->flags != 3)
@@ -122,6 +147,7 @@ CUresult cuMemSetAccess(CUdeviceptr at, size_t size, const CUmemAccessDesc *desc
 }
 
 CUresult cuMemUnmap(CUdeviceptr at, size_t size) {
+    if (elsewhere()) return NOT_CURRENT;
     int i = find(at, size);
     if (i < 0 || !ranges[i].handle) return INVALID;
     mmap((void *)(uintptr_t)at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
@@ -130,6 +156,7 @@ CUresult cuMemUnmap(CUdeviceptr at, size_t size) {
 }
 
 CUresult cuMemRelease(Handle handle) {
+    if (elsewhere()) return NOT_CURRENT;
     if (!handle || handle > MOST || !created[handle - 1].size || created[handle - 1].mapped)
         return INVALID;
     held -= created[handle - 1].size, created[handle - 1].size = 0;
@@ -137,6 +164,7 @@ CUresult cuMemRelease(Handle handle) {
 }
 
 CUresult cuMemAddressFree(CUdeviceptr at, size_t size) {
+    if (elsewhere()) return NOT_CURRENT;
     int i = find(at, size);
     if (i < 0 || ranges[i].handle) return INVALID;
     ranges[i].at = 0, ranges[i].size = 0;
@@ -152,18 +180,21 @@ static int usable(CUdeviceptr at, size_t size) {
 }
 
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr at, size_t size) {
+    if (elsewhere()) return NOT_CURRENT;
     if (!usable(at, size)) return NOT_MAPPED;
     memcpy(to, (void *)(uintptr_t)at, size);
     return SUCCESS;
 }
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr at, const void *from, size_t size) {
+    if (elsewhere()) return NOT_CURRENT;
     if (!usable(at, size)) return NOT_MAPPED;
     memcpy((void *)(uintptr_t)at, from, size);
     return SUCCESS;
 }
 
 static const char *told(CUresult code) {
+    if (code == NOT_CURRENT) return "no current device";
     return code == NO_MEMORY ? "out of memory" : code == NOT_MAPPED ? "not mapped" : "invalid value";
 }
 

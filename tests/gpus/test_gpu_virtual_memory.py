@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,24 @@ def test_what_the_driver_refuses_says_what_and_why(memory):
         memory.map(address, 2 * MIB)  # twice
     memory.unmap(address, 2 * MIB)
     memory.release(address, 2 * MIB)
+    assert memory._library.fake_left() == 0
+
+
+@needs_compiler
+def test_threads_that_never_had_the_device_get_it(memory):
+    """torch gives memory back on whatever thread lets go of it last."""
+    address = memory.reserve(2 * MIB)
+    memory.map(address, 2 * MIB)
+    memory.write(address, filled(2 * MIB))
+    seen = torch.empty(2 * MIB, dtype=torch.uint8)
+    for call in (
+        lambda: memory.read(address, seen),
+        lambda: memory.unmap(address, 2 * MIB),
+        lambda: memory.release(address, 2 * MIB),
+    ):
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(call).result(60)
+    assert torch.equal(seen, filled(2 * MIB))
     assert memory._library.fake_left() == 0
 
 

@@ -26,6 +26,24 @@ class CudaVirtualMemory(DriverVirtualMemory):
         "to_device": "cuMemcpyHtoD_v2",
     }
 
+    _context: ctypes.c_void_p | None = None
+    """The device's own, which torch uses; kept once it was needed."""
+
+    def make_current(self) -> None:
+        """Give a thread that has no context the device's."""
+        driver, current = self._library, ctypes.c_void_p()
+        self.require("cuCtxGetCurrent", driver.cuCtxGetCurrent(ctypes.byref(current)))
+        if current.value is not None:
+            return
+        if self._context is None:
+            device, context = ctypes.c_int(), ctypes.c_void_p()
+            code = driver.cuDeviceGet(ctypes.byref(device), self._location.index)
+            self.require("cuDeviceGet", code)
+            code = driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+            self.require("cuDevicePrimaryCtxRetain", code)
+            self._context = context
+        self.require("cuCtxSetCurrent", driver.cuCtxSetCurrent(self._context))
+
     def told(self, code: int) -> str:
         """Ask the driver."""
         text = ctypes.c_char_p()

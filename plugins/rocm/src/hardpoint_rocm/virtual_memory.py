@@ -26,6 +26,11 @@ class RocmVirtualMemory(DriverVirtualMemory):
         "to_device": "hipMemcpyHtoD",
     }
 
+    def make_current(self) -> None:
+        """Tell HIP which device the thread means: a new one means the first."""
+        index = self._location.index
+        self.require("hipSetDevice", self._library.hipSetDevice(index))
+
     def told(self, code: int) -> str:
         """Ask HIP."""
         function = self._library.hipGetErrorString

@@ -5,6 +5,7 @@ addresses are reserved, memory is created, mapped there and given access. Called
 from __future__ import annotations
 
 import ctypes
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -80,7 +81,8 @@ def loaded(name: str) -> str | None:
 
 
 class DriverVirtualMemory(VirtualMemory):
-    """The memory of device ``index``. Built when the device is taken: its context is current then.
+    """The memory of device ``index``. Built when the device is taken; called on any thread, as
+    torch frees memory wherever its last user lets go.
 
     Plugins name the library and its functions.
     """
@@ -109,9 +111,19 @@ class DriverVirtualMemory(VirtualMemory):
         """
         return ctypes.CDLL(loaded(self.library_name) or self.library_name)
 
+    @abstractmethod
+    def make_current(self) -> None:
+        """Make the device that of the calling thread. Called before each function."""
+
     def told(self, code: int) -> str:
         """Return what the driver says of an error."""
         return f"error {code}"
+
+    def require(self, function: str, code: int) -> None:
+        """Raise OSError, or torch.OutOfMemoryError, for a function that did not return success."""
+        if code:
+            text = f"{function}: {self.told(code)}"
+            raise torch.OutOfMemoryError(text) if code == OUT_OF_MEMORY else OSError(code, text)
 
     def reserve(self, num_bytes: int) -> int:
         """Reserve addresses."""
@@ -154,7 +166,5 @@ class DriverVirtualMemory(VirtualMemory):
         self._call("to_device", address, values.data_ptr(), values.numel())
 
     def _call(self, what: str, *arguments: Any) -> None:
-        code = self._calls[what](*arguments)
-        if code:
-            text = f"{self.functions[what]}: {self.told(code)}"
-            raise torch.OutOfMemoryError(text) if code == OUT_OF_MEMORY else OSError(code, text)
+        self.make_current()
+        self.require(self.functions[what], self._calls[what](*arguments))
