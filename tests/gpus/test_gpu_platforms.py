@@ -5,13 +5,19 @@ asked by name they give it at once; none touches another, and no variable is set
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from attrs import evolve
-from hardpoint.config.schema import Config
+from hardpoint.config.schema import Config, GraphConfig, ParallelConfig
+from hardpoint.errors import UnsupportedError
 from hardpoint.records import WorkerContext
 from hardpoint.references import resolve, resolve_class
 from hardpoint.registry import Registry
@@ -32,6 +38,7 @@ MASKS = {
     "xpu": ("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"),
 }
 HERE = torch_build()
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def without(name):
@@ -179,3 +186,110 @@ def test_no_variable_is_declared_for_workers(name):
     platform = resolve(f"hardpoint_{name}.platform:{name.capitalize()}Platform")()
     config = evolve(Config())
     assert platform.environment(config, platform.placement(config)) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "has"),
+    [
+        ("cuda", None, True),
+        ("cuda", "none", False),
+        ("rocm", None, False),
+        ("rocm", "full", True),
+        ("rocm", "none", False),
+    ],
+)
+def test_buffers_of_graphs_are_not_registered_over_memory_that_sleeps(name, mode, has):
+    platform = platform_of(name)
+    parallel = ParallelConfig(tensor_parallel_size=2)
+    config = evolve(Config(), parallel=parallel, graph=GraphConfig(graph_mode=mode))
+    found = platform.environment(config, platform.placement(config))
+    assert found == ({"NCCL_GRAPH_REGISTER": "0"} if has else {})
+
+
+# What the platforms share, by name.
+
+
+def platform_of(name, **settings):
+    kind = name.capitalize()
+    made = resolve(f"hardpoint_{name}.settings:{kind}Settings")(**settings)
+    return resolve(f"hardpoint_{name}.platform:{kind}Platform")(made)
+
+
+@pytest.mark.parametrize("name", ["cuda", "rocm"])
+@pytest.mark.parametrize(
+    "call", [lambda w: w.sleep(1), lambda w: w.wake_up(["weights"]), lambda w: w.discard(["x"])]
+)
+def test_without_sleep_nothing_lies_in_pools_and_sleep_says_why(name, call):
+    port = resolve(f"hardpoint_{name}.device:{name.capitalize()}DeviceOps")
+    assert port("cuda", 0, sleeps=False).pools is None
+    platform = platform_of(name, substitute="host", sleep="off")
+    context = WorkerContext(config=Config(), rank=0, local_rank=0, world_size=1)
+    worker = resolve_class(platform.worker_class, Worker)(context, platform, Registry([]))
+    worker.device, worker.model_runner = worker.make_device(), SimpleNamespace()
+    assert worker.port.pools is None
+    with pytest.raises(UnsupportedError, match=rf"plugins\.{name}\.sleep is off.*to auto"):
+        call(worker)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("sleep", "sleeps"), [("auto", True), ("off", False)])
+def test_the_key_decides_whether_the_devices_memory_sleeps(name, sleep, sleeps, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    platform = platform_of(name, sleep=sleep)
+    context = WorkerContext(config=Config(), rank=0, local_rank=0, world_size=1)
+    worker = resolve_class(platform.worker_class, Worker)(context, platform, Registry([]))
+    assert worker.make_device().sleeps is sleeps
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cuda", "backend:cudaMallocAsync"),
+        ("rocm", "max_split_size_mb:64, backend: cudaMallocAsync"),
+        ("rocm", "backend:hipMallocAsync"),
+        ("cuda", "expandable_segments:True"),
+    ],
+)
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_allocators_without_pools_are_refused_where_memory_sleeps(
+    monkeypatch, name, value, variable
+):
+    monkeypatch.setenv(variable, value)
+    problems = platform_of(name, substitute="host").check(Config())
+    assert [(problem.key, problem.value) for problem in problems] == [(variable, value)]
+    assert platform_of(name, substitute="host", sleep="off").check(Config()) == ()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "mode", "default", "told"),
+    [
+        (1, None, "full_and_piecewise", False),
+        (2, None, "none", True),
+        (2, "full", "none", False),
+    ],
+)
+def test_on_rocm_graphs_that_hold_collectives_are_for_those_who_ask(
+    tensor, mode, default, told, caplog
+):
+    config = evolve(
+        Config(),
+        parallel=ParallelConfig(tensor_parallel_size=tensor),
+        graph=GraphConfig(graph_mode=mode),
+    )
+    platform = platform_of("rocm")
+    context = WorkerContext(config=config, rank=0, local_rank=0, world_size=tensor)
+    with caplog.at_level(logging.INFO, "hardpoint.worker"):
+        worker = resolve_class(platform.worker_class, Worker)(context, platform, Registry([]))
+        assert worker.make_device().default_graph_mode == default
+    assert ("graph_mode is none: with tensor_parallel_size above 1" in caplog.text) is told
+
+
+@pytest.mark.parametrize("folder", ["runtime", *(f"plugins/{name}" for name in NAMES)])
+def test_torch_is_one_whose_streams_are_contexts(folder):
+    """Since 2.7."""
+    declared = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
+    (torch,) = (each for each in declared["project"]["dependencies"] if each.startswith("torch"))
+    numbers = re.fullmatch(r"torch>=(\d+)\.(\d+)", torch)
+    assert tuple(map(int, numbers.groups())) >= (2, 7)

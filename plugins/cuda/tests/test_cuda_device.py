@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from hardpoint.capabilities import Capability, Support
@@ -9,7 +11,7 @@ from hardpoint.config.schema import Config
 from hardpoint.records import WorkerContext
 from hardpoint.registry import Registry
 from hardpoint_cuda import device as device_module
-from hardpoint_cuda.compute_capability import FEATURES, features_of
+from hardpoint_cuda.compute_capability import FEATURES, features_of, least
 from hardpoint_cuda.device import CudaDeviceOps
 from hardpoint_cuda.platform import CudaPlatform
 from hardpoint_cuda.settings import CudaSettings
@@ -75,6 +77,17 @@ def test_ranks_talk_by_nccl(monkeypatch):
 def test_what_is_asked_of_torch_is_there():
     for name in (CudaDeviceOps.graph_class, "MemPool", "use_mem_pool", "mem_get_info", "Stream"):
         assert hasattr(torch.cuda, name)
+    graph = getattr(torch.cuda, CudaDeviceOps.graph_class)
+    assert "capture_error_mode" in inspect.signature(graph.capture_begin).parameters
+
+
+def test_libraries_work_space_is_torchs_to_give_up(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        torch._C, "_cuda_clearCublasWorkspaces", lambda: asked.append("cleared"), raising=False
+    )
+    CudaDeviceOps("cuda", 0).release_workspaces()
+    assert asked == ["cleared"]
 
 
 def test_every_capability_is_declared():
@@ -109,6 +122,22 @@ def test_shared_memory_of_a_block_by_compute_capability():
         (8, 9): 99, (9, 0): 227, (10, 0): 227, (10, 3): 227, (11, 0): 227, (12, 0): 99,
         (12, 1): 99,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "cuda", "expected"),
+    [
+        ("2.10.0+cu126", "12.6", (7, 0)),
+        ("2.10.0+cu128", "12.8", (7, 0)),
+        ("2.11.0+cu126", "12.6", (7, 0)),
+        ("2.11.0+cu128", "12.8", (7, 5)),
+        ("2.13.0.dev20260601+cu129", "12.9", (7, 5)),
+        ("2.9.1+cu130", "13.0", (7, 5)),
+        (None, None, (7, 0)),
+    ],
+)
+def test_the_least_is_what_torch_was_built_for(torch_version, cuda, expected):
+    assert least({"__version__": torch_version, "cuda": cuda}) == expected
 
 
 def test_what_is_older_than_the_first_tensor_cores_has_no_features():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -88,6 +89,8 @@ def test_bfloat16_is_refused_where_torch_says_that_it_is_not_computed(
 def test_what_is_asked_of_torch_is_there():
     for name in ("is_available", "is_bf16_supported", "get_device_name", XpuDeviceOps.graph_class):
         assert hasattr(torch.xpu, name)
+    begin = inspect.signature(getattr(torch.xpu, XpuDeviceOps.graph_class).capture_begin)
+    assert list(begin.parameters) == ["self", "pool"]
 
 
 def test_the_substitute_is_built_without_torch_xpu(devices):

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 from hardpoint.capabilities import Capability, Support
-from hardpoint.config.schema import Config, DeviceConfig, ParallelConfig
+from hardpoint.config.schema import Config, DeviceConfig, GraphConfig, ParallelConfig
 from hardpoint.records import Device
 from hardpoint_runtime.accelerator.platform import AcceleratorPlatform
 from hardpoint_runtime.accelerator.settings import AcceleratorSettings
@@ -25,6 +25,7 @@ class Units(AcceleratorPlatform):
     torch_name: ClassVar[str] = "unit"
     collectives: ClassVar[str] = "uccl"
     untried: ClassVar[str] = "never run"
+    graph_variables: ClassVar[Mapping[str, str]] = {"UCCL_REGISTER": "0"}
     masks: ClassVar[tuple[str, ...]] = ("UNIT_VISIBLE_DEVICES",)
     allocator_variables: ClassVar[tuple[str, ...]] = ("UNIT_ALLOC_CONF",)
     worker_class: ClassVar[str] = "x:Worker"
@@ -97,9 +98,24 @@ def test_one_worker_for_each_device():
     assert placed.default_executor is None
 
 
-def test_no_variable_is_set_for_workers():
-    platform = Units()
-    assert platform.environment(config(2), platform.placement(config(2))) == {}
+@pytest.mark.parametrize(
+    ("tensor", "stages", "mode", "settings", "has"),
+    [
+        (2, 1, None, {}, True),
+        (2, 1, "full", {}, True),
+        (2, 1, "none", {}, False),
+        (2, 1, None, {"sleep": "off"}, False),
+        (2, 1, None, {"substitute": "host"}, False),
+        (1, 2, None, {}, False),
+    ],
+)
+def test_no_variable_is_set_for_workers_but_for_collectives_in_graphs_over_what_sleeps(
+    tensor, stages, mode, settings, has
+):
+    platform = Units(AcceleratorSettings(**settings))
+    asked = config(tensor, stages, graph=GraphConfig(graph_mode=mode))
+    found = platform.environment(asked, platform.placement(asked))
+    assert found == ({"UCCL_REGISTER": "0"} if has else {})
 
 
 @pytest.mark.parametrize(
@@ -149,6 +165,9 @@ def test_expandable_segments_cannot_be_combined_with_pools(monkeypatch, value, r
     monkeypatch.setenv("UNIT_ALLOC_CONF", value)
     problems = Units().check(config())
     assert [problem.key for problem in problems] == (["UNIT_ALLOC_CONF"] if refused else [])
+    if refused:
+        assert problems[0].way_out.endswith("or set plugins.unit.sleep to off.")
+    assert Units(AcceleratorSettings(sleep="off")).check(config()) == ()
 
 
 @pytest.mark.parametrize(

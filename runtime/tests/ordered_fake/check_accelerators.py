@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -70,6 +71,33 @@ def test_work_on_another_stream_is_not_captured(device):
 
     with pytest.raises(GraphCaptureError):
         device.capture(elsewhere, "key")
+
+
+def elsewhere(work):
+    """Return what ``work`` raises on a thread of its own."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).exception(60)
+
+
+def test_what_another_thread_asks_does_not_end_a_capture(device):
+    x, raised = on_device([1.0]), []
+
+    def watched():
+        raised.append(elsewhere(DEVICE.synchronize))
+        return x + 1
+
+    graph = device.capture(watched, "key")
+    assert raised == [None]
+    assert device.replay(graph).tolist() == [2.0]
+
+
+def test_it_would_if_nobody_said_that_the_capture_is_of_one_thread(device):
+    with Stream():
+        graph = device.make_graph()
+        graph.capture_begin()
+        assert isinstance(elsewhere(DEVICE.synchronize), CaptureError)
+        with pytest.raises(CaptureError, match="made invalid before"):
+            graph.capture_end()
 
 
 def test_other_errors_of_a_function_are_its_own(device):
@@ -151,6 +179,41 @@ def test_pools_outlive_the_port_as_long_as_a_tensor_does(device):
     assert x.tolist() == [1.0] * 4
     del x  # the memory goes back through the allocator's callback
     gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "words"),
+    [
+        (OSError(1, "invalid value"), OSError, "invalid value"),
+        (torch.OutOfMemoryError("none left"), torch.OutOfMemoryError, "the pool gives no"),
+    ],
+)
+def test_why_a_pool_gives_no_memory_is_told(device, monkeypatch, error, raised, words):
+    def fail(address, num_bytes):
+        raise error
+
+    monkeypatch.setattr(device.pools.memory, "map", fail)
+    with pytest.raises(raised, match=words), device.pool("weights"):
+        torch.ones(4, device=ORDERED)
+    monkeypatch.undo()
+    with device.pool("weights"):
+        assert torch.ones(4, device=ORDERED).tolist() == [1.0] * 4
+
+
+def test_an_error_that_torch_got_over_is_no_reason_later(device, monkeypatch):
+    def fail(address, num_bytes):
+        raise OSError(1, "invalid value")
+
+    def tried():
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.ones(4, device=ORDERED)
+        monkeypatch.undo()
+        assert torch.ones(4, device=ORDERED).tolist() == [1.0] * 4
+        raise torch.OutOfMemoryError("another")
+
+    monkeypatch.setattr(device.pools.memory, "map", fail)
+    with pytest.raises(torch.OutOfMemoryError, match="another"), device.pool("weights"):
+        tried()
 
 
 def test_figures_of_what_sleeps(device):

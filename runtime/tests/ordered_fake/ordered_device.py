@@ -145,7 +145,7 @@ class Device:
 
     def host_waits(self, front):
         """Let the host wait for ``front``; copies up to there arrive."""
-        if self.capture is not None:
+        if self.capture is not None and self.capture.concerns_thread():
             self.capture.refuse("waiting for the device")
         self.log.append(("host", "wait"))
         merge(self.host, front)

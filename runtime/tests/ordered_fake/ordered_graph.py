@@ -2,11 +2,14 @@
 
 A capture notes work and leaves no trace of it: what it would write is as before at its end, and
 what it makes holds rubbish until a replay. Waiting for the device, or copying to or from the host,
-ends a capture with an error. Graphs of one pool share memory: a replay destroys the results of the
-others. A graph holds memory of the device beside the allocator's.
+ends a capture with an error: on whatever thread, unless the capture is of its own only. Graphs of
+one pool share memory: a replay destroys the results of the others. A graph holds memory of the
+device beside the allocator's.
 """
 
 from __future__ import annotations
+
+import threading
 
 import torch
 from ordered_memory import MEMORY, RUBBISH
@@ -38,13 +41,15 @@ class Graph:
         self.state = "empty"
         self.stream = None
         self.shared = None
+        self.thread = None
 
-    def capture_begin(self, pool=None):
+    def capture_begin(self, pool=None, capture_error_mode="global"):
         device = self.device
         if device.current is device.default:
             raise CaptureError("the default stream cannot be captured")
         self.shared = pool or GraphPool()
         self.stream = device.current
+        self.thread = None if capture_error_mode == "global" else threading.get_ident()
         self.state = "capturing"
         device.capture = self
 
@@ -73,6 +78,10 @@ class Graph:
             tensor.contiguous().view(-1).view(torch.uint8).fill_(RUBBISH)
 
     # While capturing.
+
+    def concerns_thread(self):
+        """Whether what this thread asks of the device ends the capture."""
+        return self.thread in (None, threading.get_ident())
 
     def refuse(self, what):
         """End the capture: the device cannot note this."""

@@ -4,7 +4,10 @@ Collected by ``ordered_fake/test_ordered_runner.py`` only.
 
 from __future__ import annotations
 
+import gc
+
 import pytest
+import torch
 from hardpoint_runtime.accelerator import torch_pools
 
 
@@ -44,3 +47,34 @@ def test_graphs_that_take_more_than_was_set_aside_are_told(make_accelerator, pla
     worker.initialize_from_config(plan_for(worker.get_kv_cache_spec(), 20))
     worker.compile_or_warm_up_model()
     assert "bytes of the 1 that were set aside for them" in caplog.text
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_libraries_give_their_work_space_back_unless_graphs_live(
+    others, make_accelerator, monkeypatch
+):
+    """Of the graphs that are captured to measure, none is left that uses it."""
+    worker, asked = make_accelerator(ready=False, mode="full"), []
+    port = worker.port
+    gc.collect()  # graphs of earlier tests
+    x = torch.ones(1, device=port.device)
+    held = [port.capture(lambda: x + 1, "of another engine")] if others else []
+    monkeypatch.setattr(type(port), "release_workspaces", lambda self: asked.append("release"))
+    emptied = type(port).empty_cache
+    monkeypatch.setattr(
+        type(port), "empty_cache", lambda self: (asked.append("empty"), emptied(self))
+    )
+    assert worker.model_runner.profile_graphs() > 0
+    assert asked == [*([] if held else ["release"]), "empty"]
+
+
+def test_what_torch_keeps_of_an_earlier_engine_is_free_for_the_next(make_accelerator):
+    worker = make_accelerator(ready=False)
+    port = worker.port
+    port.empty_cache()
+    free = port.memory_info().free
+    earlier = torch.zeros(1 << 20, device=port.device)
+    del earlier
+    assert port.memory_info().free < free
+    worker._budget(port)
+    assert worker.baseline.free == free

@@ -25,3 +25,9 @@ class CudaDeviceOps(AcceleratorDeviceOps):
     def make_virtual_memory(self) -> CudaVirtualMemory:
         """Build the port to the driver."""
         return CudaVirtualMemory(self.device.index or 0)
+
+    def release_workspaces(self) -> None:
+        """Clear torch's work space for cuBLAS, which it has for each stream that multiplied."""
+        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001
+        if clear is not None:
+            clear()

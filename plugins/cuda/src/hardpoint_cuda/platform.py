@@ -29,6 +29,14 @@ class CudaPlatform(AcceleratorPlatform):
         "PYTORCH_ALLOC_CONF",
         "PYTORCH_CUDA_ALLOC_CONF",
     )
+    without_pools: ClassVar[Mapping[str, str]] = {
+        **AcceleratorPlatform.without_pools,
+        "backend:cudamallocasync": "the backend cudaMallocAsync",
+    }
+    graph_variables: ClassVar[Mapping[str, str]] = {"NCCL_GRAPH_REGISTER": "0"}
+    """Buffers that NCCL registers while a graph is captured are pinned to the memory that was
+    behind them: after sleep, other memory is there, and replays could hang.
+    """
     worker_class: ClassVar[str] = "hardpoint_cuda.worker:CudaWorker"
     model_runner_class: ClassVar[str] = "hardpoint_cuda.model_runner:CudaModelRunner"
     capabilities: ClassVar[Mapping[Capability, Support]] = declared(

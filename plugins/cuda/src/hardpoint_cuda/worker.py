@@ -22,4 +22,4 @@ class CudaWorker(AcceleratorWorker):
         platform = cast("AcceleratorPlatform", self.platform)
         if platform.on_substitute:
             return SubstituteDeviceOps.of(platform.accelerator_settings, self.device_index)
-        return CudaDeviceOps(self.torch_device, self.device_index)
+        return CudaDeviceOps(self.torch_device, self.device_index, sleeps=platform.sleeps)

@@ -25,3 +25,18 @@ class RocmDeviceOps(AcceleratorDeviceOps):
     def make_virtual_memory(self) -> RocmVirtualMemory:
         """Build the port to the driver."""
         return RocmVirtualMemory(self.device.index or 0)
+
+    def release_workspaces(self) -> None:
+        """Clear torch's work space for hipBLAS, which it has for each stream that multiplied."""
+        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001
+        if clear is not None:
+            clear()
+
+
+class RocmGroupDeviceOps(RocmDeviceOps):
+    """The port of a rank that shares layers with others, so that graphs would hold collectives:
+    torch's watchdog of these asks for its events, which HIP takes for part of a capture by whatever
+    thread, and ends that.
+    """
+
+    default_graph_mode: ClassVar[str] = "none"

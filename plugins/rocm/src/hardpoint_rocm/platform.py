@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from hardpoint.capabilities import Capability, Support
 from hardpoint_runtime.accelerator.platform import AcceleratorPlatform
@@ -15,6 +15,10 @@ from hardpoint_runtime.offered import declared
 from hardpoint_rocm.detection import RocmSurroundings, look
 from hardpoint_rocm.masks import CUDA, HIP, ROCR
 from hardpoint_rocm.settings import RocmSettings
+
+if TYPE_CHECKING:
+    from hardpoint.config import Config
+    from hardpoint.records import Placement
 
 
 class RocmPlatform(AcceleratorPlatform):
@@ -28,6 +32,15 @@ class RocmPlatform(AcceleratorPlatform):
     allocator_variables: ClassVar[tuple[str, ...]] = (
         "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
     )  # fmt: skip
+    without_pools: ClassVar[Mapping[str, str]] = {
+        **AcceleratorPlatform.without_pools,
+        "backend:cudamallocasync": "the backend cudaMallocAsync",
+        "backend:hipmallocasync": "the backend hipMallocAsync",
+    }
+    graph_variables: ClassVar[Mapping[str, str]] = {"NCCL_GRAPH_REGISTER": "0"}
+    """As RCCL calls it, too. Buffers that are registered while a graph is captured are pinned to
+    the memory that was behind them: after sleep, other memory is there.
+    """
     worker_class: ClassVar[str] = "hardpoint_rocm.worker:RocmWorker"
     model_runner_class: ClassVar[str] = "hardpoint_rocm.model_runner:RocmModelRunner"
     capabilities: ClassVar[Mapping[Capability, Support]] = declared(
@@ -46,6 +59,11 @@ class RocmPlatform(AcceleratorPlatform):
     def default_settings(cls) -> AcceleratorSettings:
         """Return the plugin's own."""
         return RocmSettings()
+
+    def environment(self, config: Config, placement: Placement) -> Mapping[str, str]:
+        """Return what graphs with collectives need: they are only made where that is asked for."""
+        asked = config.graph.graph_mode is not None
+        return super().environment(config, placement) if asked else {}
 
     def look(self) -> Sighting:
         """Ask AMD SMI, or the system's files where there is none."""

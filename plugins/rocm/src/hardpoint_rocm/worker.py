@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import ClassVar, cast
 
 from hardpoint_runtime.accelerator.device import AcceleratorDeviceOps
@@ -9,7 +10,9 @@ from hardpoint_runtime.accelerator.platform import AcceleratorPlatform
 from hardpoint_runtime.accelerator.substitute import SubstituteDeviceOps
 from hardpoint_runtime.accelerator.worker import AcceleratorWorker
 
-from hardpoint_rocm.device import RocmDeviceOps
+from hardpoint_rocm.device import RocmDeviceOps, RocmGroupDeviceOps
+
+_logger = logging.getLogger("hardpoint.worker")
 
 
 class RocmWorker(AcceleratorWorker):
@@ -22,4 +25,16 @@ class RocmWorker(AcceleratorWorker):
         platform = cast("AcceleratorPlatform", self.platform)
         if platform.on_substitute:
             return SubstituteDeviceOps.of(platform.accelerator_settings, self.device_index)
-        return RocmDeviceOps(self.torch_device, self.device_index)
+        return self.port_class()(self.torch_device, self.device_index, sleeps=platform.sleeps)
+
+    def port_class(self) -> type[RocmDeviceOps]:
+        """Return what this rank's port is, and tell why steps run without graphs by default."""
+        if self.config.parallel.tensor_parallel_size == 1:
+            return RocmDeviceOps
+        if self.config.graph.graph_mode is None:
+            _logger.info(
+                "rank %d: graph_mode is none: with tensor_parallel_size above 1, graphs would hold "
+                "collectives, and HIP may end their capture when torch's watchdog of these asks "
+                "for an event; a graph_mode that is set is tried all the same", self.rank,
+            )  # fmt: skip
+        return RocmGroupDeviceOps

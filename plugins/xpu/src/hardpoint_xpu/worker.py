@@ -29,8 +29,9 @@ class XpuWorker(AcceleratorWorker):
         """Build the port to the rank's GPU, or to what stands for it. Raises PluginError where
         torch sees none: it may be built for it, and a runtime be missing.
         """
-        if self.xpu_platform.on_substitute:
-            return XpuSubstituteOps.of(self.xpu_platform.accelerator_settings, self.device_index)
+        platform = self.xpu_platform
+        if platform.on_substitute:
+            return XpuSubstituteOps.of(platform.accelerator_settings, self.device_index)
         module = getattr(torch, self.torch_device, None)
         if module is None or not module.is_available():
             raise PluginError(
@@ -38,7 +39,7 @@ class XpuWorker(AcceleratorWorker):
                 "is Level Zero installed (libze_loader, intel-opencl-icd), and may this user open "
                 "/dev/dri?"
             )
-        return XpuDeviceOps(self.torch_device, self.device_index)
+        return XpuDeviceOps(self.torch_device, self.device_index, sleeps=platform.sleeps)
 
     def init_device(self) -> None:
         """Take the device. Raises ConfigError for bfloat16 on one that does not compute in it."""

@@ -31,14 +31,19 @@ class AcceleratorDeviceOps(TorchDeviceOps):
     """
 
     graph_class: ClassVar[str | None] = None
-    """The name, in the device's module, of its graphs (``capture_begin(pool=...)``,
-    ``capture_end()``, ``replay()``, ``pool()``); None: graphs are recorded lists of operations.
+    """The name, in the device's module, of its graphs (``capture_begin(pool=...)``, with or without
+    ``capture_error_mode``, ``capture_end()``, ``replay()``, ``pool()``); None: graphs are recorded
+    lists of operations.
     """
     collectives: ClassVar[str | None] = None
     """The backend of torch.distributed for the device's tensors; None: they go through the host."""
 
-    def __init__(self, name: str, index: int = 0, *, pins: bool = True) -> None:
+    def __init__(
+        self, name: str, index: int = 0, *, pins: bool = True, sleeps: bool = True
+    ) -> None:
         super().__init__(name, index, pins=pins)
+        self.sleeps = sleeps
+        """Whether what is allocated under a tag lies in pools; else in torch's own memory."""
 
     # Collaborators: override one to change a part.
 
@@ -119,8 +124,8 @@ class AcceleratorDeviceOps(TorchDeviceOps):
 
     @functools.cached_property
     def pools(self) -> AddressKeepingPools | None:
-        """What :meth:`make_pools` made."""
-        return self.make_pools()
+        """What :meth:`make_pools` made; None where nothing is to sleep."""
+        return self.make_pools() if self.sleeps else None
 
     def memory_info(self) -> MemoryInfo:
         """Ask the device module's ``mem_get_info``."""
@@ -186,6 +191,12 @@ class AcceleratorDeviceOps(TorchDeviceOps):
         """Give back to the device what the allocator keeps and no tensor uses."""
         if hasattr(self._module, "empty_cache"):
             self._call("empty_cache")
+
+    def release_workspaces(self) -> None:
+        """Make torch give up what it keeps for libraries that compute: taken during a capture, it
+        lies in the private memory of graphs and holds that. Called while no graph lives, as graphs
+        use it. Here: there is none.
+        """
 
     def pool(self, tag: str) -> contextlib.AbstractContextManager[object]:
         """Allocate from the pool of ``tag``, where there are pools."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,14 @@ class DeviceGraph:
         return self.output
 
 
+_living: weakref.WeakSet[DeviceGraph] = weakref.WeakSet()
+
+
+def any_living() -> bool:
+    """Whether this process holds a graph of a device, of whatever runner."""
+    return len(_living) > 0
+
+
 def capture(
     device: AcceleratorDeviceOps,
     function: Callable[[], Any],
@@ -76,11 +86,13 @@ def capture(
     current.wait_stream(pool.stream)
     if pool.handle is None:
         pool.handle = graph.pool()
-    return DeviceGraph(key=key, graph=graph, pool=pool, output=output)
+    captured = DeviceGraph(key=key, graph=graph, pool=pool, output=output)
+    _living.add(captured)
+    return captured
 
 
 def _captured(graph: Any, function: Callable[[], Any], key: Hashable, pool: DeviceGraphPool) -> Any:
-    graph.capture_begin(**({} if pool.handle is None else {"pool": pool.handle}))
+    graph.capture_begin(**_manner(graph, pool))
     try:
         output = function()
     except BaseException as error:
@@ -90,6 +102,16 @@ def _captured(graph: Any, function: Callable[[], Any], key: Hashable, pool: Devi
         raise GraphCaptureError(f"the device does not capture {key}: {error}") from error
     graph.capture_end()
     return output
+
+
+def _manner(graph: Any, pool: DeviceGraphPool) -> dict[str, Any]:
+    """Return how a capture begins. What other threads ask of the device meanwhile, as watchdogs of
+    collective libraries do, is no part of it and does not end it, where the graph can tell.
+    """
+    manner: dict[str, Any] = {} if pool.handle is None else {"pool": pool.handle}
+    if "capture_error_mode" in inspect.signature(graph.capture_begin).parameters:
+        manner["capture_error_mode"] = "thread_local"
+    return manner
 
 
 @contextlib.contextmanager

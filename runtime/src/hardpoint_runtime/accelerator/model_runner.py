@@ -14,6 +14,7 @@ from hardpoint.errors import UnsupportedError
 from hardpoint.records import LoadReport, WarmUpReport
 
 from hardpoint_runtime.accelerator.graph_memory import graph_memory
+from hardpoint_runtime.accelerator.graphs import any_living
 from hardpoint_runtime.description import described
 from hardpoint_runtime.graphs.steps import StepGraphs
 from hardpoint_runtime.model_runner import TorchModelRunner
@@ -99,7 +100,8 @@ class AcceleratorModelRunner(TorchModelRunner):
 
     def profile_graphs(self) -> int:
         """Return the bytes that the graphs of the plan will take, by capturing some of them with a
-        KV cache of one block; all is given back. Called by the worker before the cache is sized.
+        KV cache of one block. All is given back, but for work space of libraries while other
+        graphs live in the process. Called by the worker before the cache is sized.
         """
         plan = self.graph_plan
         if not plan.graphs or plan.any_shape:
@@ -114,6 +116,8 @@ class AcceleratorModelRunner(TorchModelRunner):
         finally:
             self.kv_cache, self.builders = None, ()
             self.workspace.unlock()
+            if not any_living():
+                self.port.release_workspaces()
             self.port.empty_cache()
         return self.graph_memory
 

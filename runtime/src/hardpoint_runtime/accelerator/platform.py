@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from hardpoint.platform import Platform
 from hardpoint.records import Device, ForkSafety, Limits, Placement, Problem, Verdict
 
-from hardpoint_runtime.accelerator.settings import HOST, AcceleratorSettings
+from hardpoint_runtime.accelerator.settings import HOST, OFF, AcceleratorSettings
 from hardpoint_runtime.accelerator.start_safety import fork_safety
 from hardpoint_runtime.accelerator.surroundings import Sighting
 from hardpoint_runtime.accelerator.visible_devices import logical
@@ -45,6 +45,14 @@ class AcceleratorPlatform(Platform):
     """The variables that hide devices, the one that a launcher sets first."""
     allocator_variables: ClassVar[tuple[str, ...]] = ()
     """The variables by which torch's allocator for the device is set."""
+    without_pools: ClassVar[Mapping[str, str]] = {"expandable_segments:true": "expandable segments"}
+    """What such a variable may say, in small letters and without blanks, that torch does not
+    combine with memory pools -> its name.
+    """
+    graph_variables: ClassVar[Mapping[str, str]] = {}
+    """What :attr:`collectives` needs of a worker's environment where graphs hold its operations
+    over memory that sleeps.
+    """
     silent_after: ClassVar[float] = 180.0
     block_sizes: ClassVar[tuple[int, ...]] = (16, 32, 64, 128, 8)
 
@@ -65,6 +73,11 @@ class AcceleratorPlatform(Platform):
     def on_substitute(self) -> bool:
         """Whether host memory stands for the devices."""
         return self.accelerator_settings.substitute == HOST
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether weights and cache lie in pools that can sleep."""
+        return self.accelerator_settings.sleep != OFF
 
     @abstractmethod
     def look(self) -> Sighting:
@@ -115,7 +128,14 @@ class AcceleratorPlatform(Platform):
 
     def check(self, config: Config) -> Sequence[Problem]:
         """Return what of the devices asked for is not there, and what no pool can be made with."""
-        return (*self._too_few(config), *self._expandable())
+        return (*self._too_few(config), *self._without_pools())
+
+    def environment(self, config: Config, placement: Placement) -> Mapping[str, str]:
+        """Return :attr:`graph_variables` where ranks share layers, unless a key forbids graphs or
+        sleep. No mask is among them.
+        """
+        held = config.parallel.tensor_parallel_size > 1 and config.graph.graph_mode != "none"
+        return self.graph_variables if held and self.sleeps and not self.on_substitute else {}
 
     def assigned_devices(self, resources: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
         """Return the launcher's devices, by their numbers under the mask of this process."""
@@ -147,17 +167,19 @@ class AcceleratorPlatform(Platform):
                 way_out=self.more_devices(),
             )  # fmt: skip
 
-    def _expandable(self) -> Iterator[Problem]:
-        """Segments that torch extends as it likes cannot be those of a pool that sleeps."""
-        for name in self.allocator_variables:
+    def _without_pools(self) -> Iterator[Problem]:
+        """Only torch's own allocator, with segments that it does not extend, has pools."""
+        for name in self.allocator_variables if self.sleeps else ():
             value = os.environ.get(name, "")
-            if "expandable_segments:true" in value.lower().replace(" ", ""):
-                yield Problem(
-                    key=name, value=value,
-                    message="weights and cache lie in pools that can sleep, which torch does not "
-                    "combine with expandable segments.",
-                    way_out="Leave that out of the variable.",
-                )  # fmt: skip
+            said = value.lower().replace(" ", "")
+            for words, what in self.without_pools.items():
+                if words in said:
+                    yield Problem(
+                        key=name, value=value,
+                        message="weights and cache lie in pools that can sleep, which torch does "
+                        f"not combine with {what}.",
+                        way_out=f"Leave that out of it, or set plugins.{self.name}.sleep to off.",
+                    )  # fmt: skip
 
     def more_devices(self) -> str:
         """Return how this process may come to see more devices."""

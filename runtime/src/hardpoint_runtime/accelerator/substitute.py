@@ -15,7 +15,7 @@ from hardpoint.errors import ConfigError
 from hardpoint_runtime.accelerator.device import AcceleratorDeviceOps
 from hardpoint_runtime.accelerator.host_memory import HostVirtualMemory
 from hardpoint_runtime.accelerator.host_pools import HostPools
-from hardpoint_runtime.accelerator.settings import AcceleratorSettings
+from hardpoint_runtime.accelerator.settings import OFF, AcceleratorSettings
 from hardpoint_runtime.device import HostDeviceOps, MemoryInfo
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class SubstituteDeviceOps(AcceleratorDeviceOps):
     process has in memory, so never less than a device would; work is done when a call returns.
     """
 
-    def __init__(self, count: int, num_bytes: int, index: int = 0) -> None:
-        super().__init__("cpu", 0, pins=False)
+    def __init__(self, count: int, num_bytes: int, index: int = 0, *, sleeps: bool = True) -> None:
+        super().__init__("cpu", 0, pins=False, sleeps=sleeps)
         self.device = torch.device("cpu")
         self.index = index
         self._count = count
@@ -41,7 +41,8 @@ class SubstituteDeviceOps(AcceleratorDeviceOps):
     @classmethod
     def of(cls, settings: AcceleratorSettings, index: int) -> Self:
         """Return the device ``index`` of what the settings of a plugin describe."""
-        return cls(settings.substitute_devices, settings.substitute_bytes, index)
+        sleeps = settings.sleep != OFF
+        return cls(settings.substitute_devices, settings.substitute_bytes, index, sleeps=sleeps)
 
     def count(self) -> int:
         """Return what the settings say."""

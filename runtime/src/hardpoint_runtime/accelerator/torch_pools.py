@@ -15,7 +15,10 @@ Three ways were judged (torch 2.13):
   untouched. This is what is used.
 
 The allocator's two functions are callbacks into Python. They run once for each segment, not for
-each tensor.
+each tensor, and take the interpreter's lock while torch's allocator holds its own. A thread that
+has the interpreter's and asks the allocator, as one does whose last tensor goes, would wait for
+ever: so **one thread of a process uses the device**, the worker's. Where others must, the key
+``plugins.NAME.sleep`` = ``off`` does without pools.
 """
 
 from __future__ import annotations
@@ -71,14 +74,25 @@ class TorchPools(AddressKeepingPools):
         self._device = device
         self._make_allocator = make_allocator
         self._torch_pools: dict[str, Any] = {}
+        self._failure: Exception | None = None
+        """Why the last segment that was asked for is not there: the first error of those since."""
 
     @contextlib.contextmanager
     def use(self, tag: str) -> Iterator[None]:
-        """Allocate from the pool of ``tag``, on this thread."""
+        """Allocate from the pool of ``tag``, on this thread. torch takes whatever goes wrong for a
+        lack of memory: what it was is raised in place of torch's error.
+        """
         if tag not in self._torch_pools:
             self._torch_pools[tag] = self._made(tag)
+        self._failure = None
         with self._module.use_mem_pool(self._torch_pools[tag], self._device):
-            yield
+            try:
+                yield
+            except torch.OutOfMemoryError as error:
+                failure, self._failure = self._failure, None
+                if failure is None or isinstance(failure, torch.OutOfMemoryError):
+                    raise
+                raise failure from error
 
     @property
     def rounding(self) -> int:
@@ -92,10 +106,13 @@ class TorchPools(AddressKeepingPools):
     def _made(self, tag: str) -> Any:
         def allocate(num_bytes: int, device: int, stream: object) -> int:
             try:
-                return self.allocate(tag, num_bytes)
+                address = self.allocate(tag, num_bytes)
             except Exception as error:  # noqa: BLE001 - torch's own, in C, hears no exception
                 _logger.warning("no memory for %s: %s", tag, error)
+                self._failure = self._failure or error
                 return 0
+            self._failure = None
+            return address
 
         def free(address: int, num_bytes: int, device: int, stream: object) -> None:
             try:

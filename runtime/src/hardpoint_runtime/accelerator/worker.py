@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from hardpoint.capabilities import Capability
-from hardpoint.errors import LifecycleError, MemoryBudgetError
+from hardpoint.errors import LifecycleError, MemoryBudgetError, UnsupportedError
 
 from hardpoint_runtime.accelerator.device import AcceleratorDeviceOps
 from hardpoint_runtime.accelerator.memory import MemoryProfile, MemorySnapshot
@@ -161,13 +161,24 @@ class AcceleratorWorker(TorchWorker):
 
     def _pools(self) -> AddressKeepingPools:
         pools = self.port.pools
-        if pools is None:
+        if pools is not None:
+            return pools
+        if self.port.sleeps:
             self._unsupported(Capability.SLEEP)
-        return pools
+        name = self.platform.name
+        raise UnsupportedError(
+            Capability.SLEEP.value, f"platform {name!r}",
+            reason=f"plugins.{name}.sleep is off, so nothing lies in pools",
+            hint=f"Set plugins.{name}.sleep to auto.",
+        )  # fmt: skip
 
     # Within.
 
     def _budget(self, device: DeviceOps) -> int:
-        """Note what is used before anything is loaded, then fix the budget."""
-        self.baseline = cast("AcceleratorDeviceOps", device).snapshot()
+        """Note what is used before anything is loaded, then fix the budget. What torch keeps of
+        an earlier engine in this process is given back first: it is free for this one.
+        """
+        port = cast("AcceleratorDeviceOps", device)
+        port.empty_cache()
+        self.baseline = port.snapshot()
         return super()._budget(device)
