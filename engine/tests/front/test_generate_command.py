@@ -129,7 +129,9 @@ def test_every_candidate_of_an_automatic_choice_is_told():
     told = [line for line in errors.splitlines() if line.startswith("hardpoint: platform ")]
     assert any(line.startswith("hardpoint: platform cpu is available: ") for line in told)
     assert any(line.startswith("hardpoint: platform dummy is for use by name: ") for line in told)
-    assert errors.splitlines()[len(told)] == "hardpoint: dummy on platform cpu, executor uni"
+    rest = [line for line in errors.splitlines() if line not in told]
+    rest = [line for line in rest if "the probe of platform" not in line]  # it was slow
+    assert rest[0] == "hardpoint: dummy on platform cpu, executor uni"
 
 
 def test_what_the_platform_refuses_is_refused_before_anything_is_loaded():
