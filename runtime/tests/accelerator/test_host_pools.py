@@ -127,5 +127,5 @@ def test_memory_that_is_not_there_is_an_error_and_leaves_nothing():
         with pytest.raises(torch.OutOfMemoryError, match="16384 of 32768 are mapped"):
             torch.zeros(5 * 4096, dtype=torch.uint8)
     assert pools.held() == memory.mapped == kept.nbytes
-    with pytest.raises(OSError, match="mmap of 4611686018427387904 bytes"):
+    with pytest.raises(torch.OutOfMemoryError, match="mmap of 4611686018427387904 bytes"):
         memory.reserve(1 << 62)

@@ -7,6 +7,7 @@ device ends with an illegal access.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -76,6 +77,7 @@ class HostVirtualMemory(VirtualMemory):
         return int(found)
 
     @staticmethod
-    def _error(call: str, num_bytes: int) -> OSError:
+    def _error(call: str, num_bytes: int) -> Exception:
         code = ctypes.get_errno()
-        return OSError(code, f"{call} of {num_bytes} bytes: {os.strerror(code)}")
+        text = f"{call} of {num_bytes} bytes: {os.strerror(code)}"
+        return torch.OutOfMemoryError(text) if code == errno.ENOMEM else OSError(code, text)

@@ -84,12 +84,12 @@ class SubstituteDeviceOps(AcceleratorDeviceOps):
         return max(_resident("VmHWM"), _resident("VmRSS"))
 
     def allocate(self, num_bytes: int, tag: str) -> torch.Tensor:
-        """Raises MemoryError where the host does not give that much: its allocators have errors of
-        their own.
+        """Raises MemoryError where the host does not give that much: torch's allocator has an error
+        of its own for that.
         """
         try:
             return super().allocate(num_bytes, tag)
-        except (RuntimeError, OSError) as error:
+        except RuntimeError as error:
             raise MemoryError(str(error)) from error
 
     def empty_cache(self) -> None:

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -36,14 +35,6 @@ from hardpoint_runtime.accelerator.pools import AddressKeepingPools
 from hardpoint_runtime.accelerator.virtual_memory import VirtualMemory
 
 _logger = logging.getLogger("hardpoint.worker")
-
-
-def is_lack_of_memory(error: Exception) -> bool:
-    """Whether an error of virtual memory says that there is none: a driver's, or the host's."""
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, torch.OutOfMemoryError)
-
 
 ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 """(bytes, device, stream) -> address; 0: there is no memory."""
@@ -99,7 +90,7 @@ class TorchPools(AddressKeepingPools):
                 yield
             except torch.OutOfMemoryError as error:
                 failure, self._failure = self._failure, None
-                if failure is None or is_lack_of_memory(failure):
+                if failure is None or isinstance(failure, torch.OutOfMemoryError):
                     raise
                 raise failure from error
 
