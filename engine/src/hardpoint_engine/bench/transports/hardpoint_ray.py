@@ -5,7 +5,7 @@ started for this alone, and through the public ``collective_rpc``.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, ClassVar
 
 from hardpoint_engine.bench.launching import METHOD, Installed, start_dummy
 
@@ -14,6 +14,7 @@ class Transport:
     """Calls by name a method that an extension offers, in every actor."""
 
     arrays = True
+    executor: ClassVar[str] = "ray"
 
     def __init__(self) -> None:
         for name in ("ray", "hardpoint_ray"):
@@ -24,7 +25,7 @@ class Transport:
 
     def start(self, workers: int) -> None:
         """Start the workers, and Ray before."""
-        self._core = start_dummy(workers, "ray")
+        self._core = start_dummy(workers, self.executor)
         self._collective_rpc = self._core.executor.collective_rpc
 
     def call(self, payload: Any) -> list[int]:
