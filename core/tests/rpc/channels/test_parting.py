@@ -191,7 +191,7 @@ def test_a_worker_leaves_its_drivers_processor(processors, crowd, make_group, mo
 @pytest.mark.parametrize(("workers", "room"), [(1, True), (3, True), (4, False), (9, False)])
 def test_workers_have_room_while_they_are_fewer_than_the_processors(monkeypatch, workers, room):
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {2, 3, 5, 7})
-    monkeypatch.setattr(parting, "_quota", lambda root: float("inf"))
+    monkeypatch.setattr(parting, "time_quota", lambda root: None)
     assert has_room(workers) is room
     with contextlib.closing(channel.create("shared_memory", workers)) as end:
         assert end.worker_handle(0).data["apart"] is room
@@ -222,6 +222,10 @@ def test_workers_have_room_while_they_are_fewer_than_the_processors(monkeypatch,
 def test_a_quota_leaves_room_for_fewer_workers(monkeypatch, tmp_path, lines, files, most):
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: set(range(8)))
     told = {f"sys/fs/{name}": text for name, text in files.items()}
+    told["proc/self/mountinfo"] = (
+        "30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+        "31 1 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+    )
     if lines is not None:
         told["proc/self/cgroup"] = lines
     for name, text in told.items():

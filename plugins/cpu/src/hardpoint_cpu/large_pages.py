@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from hardpoint.procfs import ROOT, read
 from torch import Tensor, nn
-
-from hardpoint_cpu.procfs import ROOT, read
 
 SIZE: Final = 2 << 20
 """Bytes of a large page, of most processors."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from attrs import frozen
-
-from hardpoint_cpu.procfs import NO_LIMIT, ROOT, groups, read_int, read_table
+from hardpoint.procfs import NO_LIMIT, ROOT, groups, read_int, read_table
 
 LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 USAGE_FILES = {1: "memory.usage_in_bytes", 2: "memory.current"}

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from hardpoint.capabilities import Capability, Support
 from hardpoint.platform import Platform, RequestView
+from hardpoint.procfs import ROOT, read
 from hardpoint.records import Device, Limits, Placement, Problem, Verdict
 from hardpoint_runtime.offered import declared
 
 from hardpoint_cpu import memory, threads
 from hardpoint_cpu.native import library
 from hardpoint_cpu.native.expectations import slow_way, why_no_program
-from hardpoint_cpu.procfs import ROOT, read
 from hardpoint_cpu.settings import CpuSettings
 
 if TYPE_CHECKING:

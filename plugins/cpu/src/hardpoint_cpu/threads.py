@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from attrs import evolve, field, frozen
+from hardpoint.procfs import ROOT, read, time_quota
 from hardpoint.records import Problem
 
-from hardpoint_cpu.procfs import ROOT, groups, read, read_int
 from hardpoint_cpu.settings import CpuSettings
 
 MOST_CORES = 1 << 16
@@ -63,13 +63,10 @@ def usable_cores(root: Path = ROOT, affinity: Iterable[int] | None = None) -> Co
     them are siblings, and the tightest CPU quota of the control groups.
     """
     ids = os.sched_getaffinity(0) if affinity is None else affinity
-    quotas = [
-        quota for version, folder in groups("cpu", root) if (quota := _quota(version, folder))
-    ]
     ids = tuple(sorted(ids))
     physical = {core: _first_sibling(core, root) for core in ids}
     physical = {core: first for core, first in physical.items() if first != core}
-    return Cores(ids=ids, quota=min(quotas, default=None), physical=physical)
+    return Cores(ids=ids, quota=time_quota(root), physical=physical)
 
 
 def _first_sibling(core: int, root: Path) -> int:
@@ -78,15 +75,6 @@ def _first_sibling(core: int, root: Path) -> int:
         return min(parse_cpus((read(path) or "").strip()))
     except ValueError:  # the kernel does not tell
         return core
-
-
-def _quota(version: int, folder: Path) -> float | None:
-    if version == 2:
-        amount, _, period = (read(folder / "cpu.max") or "max").partition(" ")
-        known = amount.isdigit() and period.isdigit() and int(period) > 0
-        return int(amount) / int(period) if known else None
-    time, per = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
-    return time / per if time and per and time > 0 and per > 0 else None
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:

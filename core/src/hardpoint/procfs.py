@@ -66,6 +66,25 @@ def groups(controller: str, root: Path = ROOT) -> Iterator[tuple[int, Path]]:
                 folder = folder.parent
 
 
+def time_quota(root: Path = ROOT) -> float | None:
+    """Return for how many processors' time the tightest of this process's control groups provides;
+    None where none limits it.
+    """
+    quotas = [
+        quota for version, folder in groups("cpu", root) if (quota := _quota(version, folder))
+    ]
+    return min(quotas, default=None)
+
+
+def _quota(version: int, folder: Path) -> float | None:
+    if version == 2:
+        amount, _, period = (read(folder / "cpu.max") or "max").partition(" ")
+        known = amount.isdigit() and period.isdigit() and int(period) > 0
+        return int(amount) / int(period) if known else None
+    time, per = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
+    return time / per if time and per and time > 0 and per > 0 else None
+
+
 def _mounts(version: int, controller: str, root: Path) -> Iterator[tuple[str, str]]:
     """Yield (mount point, the group that is mounted there), from proc/self/mountinfo."""
     kind = "cgroup" if version == 1 else "cgroup2"
