@@ -17,6 +17,8 @@ class CudaDeviceOps(AcceleratorDeviceOps):
     graph_class: ClassVar[str | None] = "CUDAGraph"
     default_graph_mode: ClassVar[str] = "full_and_piecewise"
     collectives: ClassVar[str | None] = CudaPlatform.collectives
+    workspaces: ClassVar[str | None] = "_cuda_clearCublasWorkspaces"
+    """cuBLAS's: it has one for each stream that multiplied."""
 
     def make_allocator(self, allocate: int, free: int) -> Any:
         """Return torch's handle of an allocator, from the addresses of its two functions."""
@@ -25,9 +27,3 @@ class CudaDeviceOps(AcceleratorDeviceOps):
     def make_virtual_memory(self) -> CudaVirtualMemory:
         """Build the port to the driver."""
         return CudaVirtualMemory(self.device.index or 0)
-
-    def release_workspaces(self) -> None:
-        """Clear torch's work space for cuBLAS, which it has for each stream that multiplied."""
-        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001
-        if clear is not None:
-            clear()

@@ -17,6 +17,8 @@ class RocmDeviceOps(AcceleratorDeviceOps):
     graph_class: ClassVar[str | None] = "CUDAGraph"  # as torch for ROCm calls it
     default_graph_mode: ClassVar[str] = "full_and_piecewise"
     collectives: ClassVar[str | None] = RocmPlatform.collectives
+    workspaces: ClassVar[str | None] = "_cuda_clearCublasWorkspaces"
+    """hipBLAS's: it has one for each stream that multiplied."""
 
     def make_allocator(self, allocate: int, free: int) -> Any:
         """Return torch's handle of an allocator, from the addresses of its two functions."""
@@ -25,12 +27,6 @@ class RocmDeviceOps(AcceleratorDeviceOps):
     def make_virtual_memory(self) -> RocmVirtualMemory:
         """Build the port to the driver."""
         return RocmVirtualMemory(self.device.index or 0)
-
-    def release_workspaces(self) -> None:
-        """Clear torch's work space for hipBLAS, which it has for each stream that multiplied."""
-        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001
-        if clear is not None:
-            clear()
 
 
 class RocmGroupDeviceOps(RocmDeviceOps):

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from hardpoint.errors import ConfigError, LifecycleError
 
 from hardpoint_runtime.accelerator.collectives import device_communicator
@@ -26,7 +27,7 @@ class AcceleratorDeviceOps(TorchDeviceOps):
     """The port over ``torch.get_device_module(name)`` of a device with memory of its own, streams
     and events. Work is given to it, and goes on after the call has returned.
 
-    A plugin sets :attr:`graph_class` and :attr:`collectives`, and overrides
+    A plugin sets :attr:`graph_class`, :attr:`collectives` and :attr:`workspaces`, and overrides
     :meth:`make_virtual_memory` and :meth:`make_allocator`, or :meth:`make_pools` as a whole.
     """
 
@@ -37,6 +38,8 @@ class AcceleratorDeviceOps(TorchDeviceOps):
     """
     collectives: ClassVar[str | None] = None
     """The backend of torch.distributed for the device's tensors; None: they go through the host."""
+    workspaces: ClassVar[str | None] = None
+    """The name, in ``torch._C``, of what clears libraries' work space; None: there is none."""
 
     def __init__(
         self, name: str, index: int = 0, *, pins: bool = True, sleeps: bool = True
@@ -195,8 +198,11 @@ class AcceleratorDeviceOps(TorchDeviceOps):
     def release_workspaces(self) -> None:
         """Make torch give up what it keeps for libraries that compute: taken during a capture, it
         lies in the private memory of graphs and holds that. Called while no graph lives, as graphs
-        use it. Here: there is none.
+        use it.
         """
+        clear = getattr(torch._C, self.workspaces or "", None)  # noqa: SLF001
+        if clear is not None:
+            clear()
 
     def pool(self, tag: str) -> contextlib.AbstractContextManager[object]:
         """Allocate from the pool of ``tag``, where there are pools."""
