@@ -9,12 +9,7 @@ import sys
 import threading
 import time
 
-from attrs import evolve
-from hardpoint.checkpoints import read_description
-from hardpoint.config import resolution
-from hardpoint.config.loading import load_config
-from hardpoint.registry import Registry
-from hardpoint.selection import select_executor, select_platform
+from ray_start import start
 
 
 def say(**what):
@@ -25,24 +20,9 @@ def pid_of(worker):
     return os.getpid()
 
 
-settings = {
-    "model": "dummy",
-    "load_format": "dummy",
-    "platform": "dummy",
-    "executor": "ray",
-    "plugins.dummy.num_workers": 2,
-    **dict(each.split("=", 1) for each in sys.argv[1:]),
-}
-config = load_config(overrides=settings, environ={})
-registry = Registry.discover(config)
-platform = select_platform(registry, config)
-config = evolve(config, description=read_description("dummy", "dummy"))
-config = resolution.configure(config, registry, platform)
-config = resolution.fill_defaults(config, platform)
-executor_class = select_executor(registry, config, platform)
-config = resolution.structure_plugins(config, registry)
+keys = dict(each.split("=", 1) for each in sys.argv[1:])
 say(starting=True)
-executor = executor_class.start(config, registry, platform)
+executor = start(**{"executor": "ray", **keys})
 failed = threading.Event()
 errors = []
 executor.register_failure_callback(lambda error: (errors.append(error), failed.set()))

@@ -10,15 +10,10 @@ import urllib.request
 
 import psutil
 import ray
-from attrs import evolve
-from hardpoint.checkpoints import read_description
-from hardpoint.config import resolution
-from hardpoint.config.loading import load_config
 from hardpoint.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheTensor
 from hardpoint.messages import NewRequestData, SchedulerOutput
-from hardpoint.registry import Registry
 from hardpoint.sampling_params import SamplingParams
-from hardpoint.selection import select_executor, select_platform
+from ray_start import start
 
 PATIENCE = 120.0
 
@@ -88,26 +83,8 @@ def step(number, **more):
     )
 
 
-settings = {
-    "model": "dummy",
-    "load_format": "dummy",
-    "block_size": 4,
-    "max_model_len": 64,
-    "platform": "dummy",
-    "executor": sys.argv[1],
-    "plugins.ray.address": "local",
-    "plugins.ray.metrics": True,
-    "plugins.dummy.num_workers": 2,
-}
-config = load_config(overrides=settings, environ={})
-registry = Registry.discover(config)
-platform = select_platform(registry, config)
-config = evolve(config, description=read_description("dummy", "dummy"))
-config = resolution.configure(config, registry, platform)
-config = resolution.fill_defaults(config, platform)
-executor_class = select_executor(registry, config, platform)
-config = resolution.structure_plugins(config, registry)
-executor = executor_class.start(config, registry, platform)
+keys = {"block_size": 4, "max_model_len": 64, "plugins.ray.metrics": True}
+executor = start(sys.argv[1], **{"plugins.ray.address": "local"}, **keys)
 executor.initialize_cache(plans(executor))
 executor.execute_model(step(1))
 executor.execute_model(step(2), non_block=True).result()
