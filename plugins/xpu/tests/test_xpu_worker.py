@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from types import SimpleNamespace
 
@@ -23,9 +24,12 @@ from hardpoint_xpu.worker import XpuWorker
 
 @pytest.fixture
 def devices(monkeypatch):
-    """Have torch.xpu show so many devices, or be absent (None)."""
+    """Have torch.xpu show so many devices, or be absent (None). torch.get_device_module keeps what
+    it found: it finds this, and after the test the true one again.
+    """
 
     def make(count, *, bfloat16=True):
+        torch.get_device_module.cache_clear()
         if count is None:
             monkeypatch.delattr(torch, "xpu")
             return None
@@ -41,7 +45,16 @@ def devices(monkeypatch):
         monkeypatch.setattr(torch, "xpu", made)
         return made
 
-    return make
+    yield make
+    torch.get_device_module.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def found_before():
+    """Have the true module be found first, as by any test before in this process."""
+    with contextlib.suppress(RuntimeError):
+        for index in (0, 1):
+            torch.get_device_module(torch.device("xpu", index))
 
 
 def worker(local_rank=0, settings=None, dtype="bfloat16", **more):
