@@ -46,6 +46,11 @@ def rows(done):
     return {(row["kind"], row["name"]): row for row in json.loads(done.stdout)["plugins"]}
 
 
+def told(done):
+    """Return the lines of stderr, but for that of a probe which a busy machine made slow."""
+    return [line for line in done.stderr.splitlines() if "the probe of" not in line]
+
+
 def test_plugins_lists_everything_with_its_state(shell, site):
     site.platform("acme", version="1.2", record='summary="a unit"')
     site.plugin("extension", "broken", source="raise ImportError('libbroken.so')")
@@ -234,7 +239,7 @@ def test_doctor_of_one_plugin(shell, site):
     assert row["distribution"] == "hp-acme"
     assert row["capabilities"]["chunked prefill"] == "not yet"
     assert "executors" not in report
-    assert done.stderr == ""
+    assert told(done) == []
     fine = shell("doctor", "dummy")
     assert fine.returncode == 0
     assert "plugins.dummy.memory_bytes" in fine.stdout
@@ -376,7 +381,7 @@ def test_an_interrupt_is_quiet(shell, with_command):
     )  # fmt: skip
     assert process.stdout.readline() == "waiting\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert (out + err).strip() == ""
 
@@ -401,7 +406,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(shell, with_command):
     process.stdout.close()
     err = process.stderr.read()
     process.stderr.close()
-    process.wait(timeout=10)
+    process.wait(timeout=60)
     assert err == ""
 
 
@@ -413,8 +418,7 @@ def test_a_full_disk_is_one_sentence(shell, arguments):
             check=False, env=shell.environment(),
         )  # fmt: skip
     assert done.returncode == 1
-    told = [line for line in done.stderr.splitlines() if "the probe of platform" not in line]
-    assert told == ["Error: cannot write the output: No space left on device"]
+    assert told(done) == ["Error: cannot write the output: No space left on device"]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,12 @@ def choose(site, **overrides):
     return select_platform(Registry.discover(config, path=site.path), config)
 
 
+def told(caplog):
+    """Return the warnings, but for that of a probe which a busy machine made slow."""
+    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    return [warning for warning in warnings if "the probe of" not in warning]
+
+
 # Automatic choice.
 
 
@@ -132,10 +138,9 @@ def test_a_broken_platform_warns_once_and_raises_when_named(site, caplog, place)
     if place != "probe":
         site.module(f"{package}.{place}", line)
     assert choose(site).name == "good"
-    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 1
+    (warning,) = told(caplog)
     for fact in ("hp-acme", "7.7", "acme = hp_acme.plugin", "libacme.so.2: cannot open"):
-        assert fact in warnings[0].getMessage()
+        assert fact in warning
     caplog.clear()
     config = config_of(platform="acme")
     registry = Registry.discover(config, path=site.path)
@@ -146,7 +151,7 @@ def test_a_broken_platform_warns_once_and_raises_when_named(site, caplog, place)
         causes.append(caught.value.__cause__)
     assert isinstance(causes[0], ImportError)
     assert causes[0] is causes[1]
-    assert not caplog.records
+    assert not told(caplog)
 
 
 def test_a_named_platform_that_is_not_usable_raises_its_reason(site):
