@@ -116,7 +116,7 @@ class NativePacking(Quantization):
     def create(self, place: Place) -> PackedForm | None:
         """See :class:`Quantization`."""
         runs = list(self._runs(place.pieces))
-        if any(kind is None for kind, _, _ in runs):
+        if any(kind is None for kind, _, _ in runs) or (place.alike and len(runs) > 1):
             return None
         parts: list[PackedPart] = []
         offset = 0

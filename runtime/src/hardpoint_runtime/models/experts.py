@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from hardpoint.checkpoints.decoder import ExpertsConfig
@@ -12,14 +13,18 @@ from hardpoint_runtime.forward_context import ForwardContext
 from hardpoint_runtime.models.layers import Projection, Slot
 from hardpoint_runtime.operations import Operations
 from hardpoint_runtime.parallel.seat import Seat
+from hardpoint_runtime.quantization.packed_form import form_of
 
 
 class Experts(nn.Module):
     """The mixture of one layer; of each expert a tensor shard has some inner columns.
 
     ``gate_up`` has the rows of all experts below each other: of each first its gate's, then its
-    other inner columns'; ``down`` likewise its H outputs.
+    other inner columns'; ``down`` likewise its H outputs. Held packed, each is so as a whole.
     """
+
+    packable: ClassVar[tuple[str, ...]] = ("gate_up", "down")
+    packed_alike: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -55,10 +60,13 @@ class Experts(nn.Module):
         weights, chosen = likely.topk(self.config.per_token, dim=-1)
         if self.config.normalised:
             weights = weights / weights.sum(-1, keepdim=True)
+        used = None
+        if any(form_of(self, name) is not None for name in self.packable):
+            used, chosen = torch.unique(chosen, return_inverse=True)
         out = self._experts(
             x,
-            self.gate_up.view(self.config.count, -1, self.hidden),
-            self.down.view(self.config.count, self.hidden, -1),
+            self._stack("gate_up", 2 * self.inner.size, used),
+            self._stack("down", self.hidden, used),
             chosen,
             weights.to(x.dtype),
             activate=self._activate,
@@ -69,6 +77,17 @@ class Experts(nn.Module):
             return out
         own: torch.Tensor = self.shared.down(self._activate(self.shared.gate_up(x)))
         return out + own * self.shared_router(x).sigmoid()
+
+    def _stack(self, parameter: str, rows: int, used: torch.Tensor | None) -> torch.Tensor:
+        """Return the matrices, ``rows`` each, of the experts ``used``, None: of all."""
+        memory: torch.Tensor = self.get_parameter(parameter)
+        form = form_of(self, parameter)
+        if form is None:
+            stack: torch.Tensor = memory.view(self.config.count, rows, -1)
+            return stack if used is None else stack[used]
+        experts = range(self.config.count) if used is None else used.tolist()
+        found = [form.unpack(memory, expert * rows, rows) for expert in experts]
+        return torch.stack(found).to(form.dtype)
 
     def slots(self, prefix: str) -> dict[str, Slot]:
         """Return the checkpoint's names below ``prefix``, the layer's."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PACKABLE = "packable"
 """The attribute of a module's class: names of its parameters that may be held packed."""
+_ALIKE = "packed_alike"
+"""The attribute of a module's class: true where each of those is packed as one part, if at all."""
 
 
 def load_packed(
@@ -95,7 +97,10 @@ def _place(
         for name, slot in slots.items()
     ]
     pieces.sort(key=lambda piece: piece.first)
-    return Place(module=path, parameter=parameter, rows=rows, cols=cols, pieces=tuple(pieces))
+    return Place(
+        module=path, parameter=parameter, rows=rows, cols=cols, pieces=tuple(pieces),
+        alike=getattr(type(module), _ALIKE, False),
+    )  # fmt: skip
 
 
 def stream(

@@ -34,13 +34,16 @@ class Piece:
 
 @frozen(kw_only=True)
 class Place:
-    """A matrix that could be packed: ``name`` of its module in the model and of the parameter."""
+    """A matrix that could be packed: ``name`` of its module in the model and of the parameter.
+    ``alike``: all of it as one part, as it is one operand (the experts of a layer).
+    """
 
     module: str
     parameter: str
     rows: int
     cols: int
     pieces: tuple[Piece, ...]
+    alike: bool = False
 
 
 @frozen(kw_only=True, eq=False)
