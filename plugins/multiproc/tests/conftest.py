@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -49,6 +50,34 @@ def wait_until(condition, within=PATIENCE):
 @pytest.fixture
 def eventually():
     return wait_until
+
+
+class Stopwatch:
+    """Seconds as this process lives them: of a thread that sleeps for a moment again and again,
+    how often it awoke. Where every process waits for a processor they are longer than the wall's,
+    so a bound in them holds the code to its word, and not the machine.
+    """
+
+    MOMENT = 0.01
+
+    def __enter__(self):
+        self.seconds, self._ended = 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._count, daemon=True)
+        self._thread.start()
+        return self
+
+    def _count(self):
+        while not self._ended.wait(self.MOMENT):
+            self.seconds += self.MOMENT
+
+    def __exit__(self, *exception):
+        self._ended.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def stopwatch():
+    return Stopwatch
 
 
 class Launcher:

@@ -24,28 +24,28 @@ def sleep(worker, seconds):
 
 @pytest.mark.parametrize("start", START)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_worker_fails_pending_calls_health_and_tells_once(launcher, pids, start, rank):
+def test_a_killed_worker_fails_pending_calls_health_and_tells_once(
+    launcher, pids, stopwatch, start, rank
+):
     executor = launcher.start(**{"plugins.mp.start": start})
     workers = pids(executor)
-    heard, at, told = [], [], threading.Event()
+    heard, told = [], threading.Event()
     executor.register_failure_callback(heard.append)
-    executor.register_failure_callback(lambda _: (at.append(time.monotonic()), told.set()))
+    executor.register_failure_callback(lambda _: told.set())
     futures = [executor.collective_rpc(sleep, args=(1000,), non_block=True) for _ in range(3)]
-    began = time.monotonic()
-    os.kill(workers[rank], signal.SIGKILL)
-    errors = [future.exception(10) for future in futures]
-    took = time.monotonic() - began
+    with stopwatch() as clock:
+        os.kill(workers[rank], signal.SIGKILL)
+        errors = [future.exception(30) for future in futures]
+        assert told.wait(30)
     error = errors[0]
     assert isinstance(error, WorkerDiedError)
     assert errors == [error] * 3
     assert (error.rank, error.pid, error.exit) == (rank, workers[rank], -signal.SIGKILL)
     assert f"worker rank {rank} (pid {workers[rank]}) ended by signal 9" in str(error)
-    assert took < 1.0
+    assert clock.seconds < 1.0
     with pytest.raises(ExecutorFailedError) as caught:
         executor.check_health()
     assert caught.value.__cause__ is error
-    assert told.wait(10)
-    assert at[0] - began < 1.0
     assert heard == [error]
     with pytest.raises(ExecutorFailedError, match=r"the executor has failed: worker rank"):
         executor.collective_rpc("supported_tasks")
@@ -108,13 +108,13 @@ def test_a_crash_in_native_code_shows_where(launcher):
     assert any("in crash" in line for line in caught.value.last_lines)
 
 
-def test_the_others_are_gone_after_the_shutdown_that_follows(launcher, pids, is_alive):
+def test_the_others_are_gone_after_the_shutdown_that_follows(launcher, pids, is_alive, stopwatch):
     executor = launcher.start(workers=3)
     workers = pids(executor)
     os.kill(workers[1], signal.SIGKILL)
-    began = time.monotonic()
-    executor.shutdown()
-    assert time.monotonic() - began < 5
+    with stopwatch() as clock:
+        executor.shutdown()
+    assert clock.seconds < 5
     assert [pid for pid in workers if is_alive(pid)] == []
 
 
@@ -123,17 +123,17 @@ def test_the_others_are_gone_after_the_shutdown_that_follows(launcher, pids, is_
 
 @pytest.mark.parametrize("start", START)
 @pytest.mark.parametrize("what", ["idle", "busy", "native", "deaf", "children", "forked"])
-def test_a_killed_driver_leaves_nothing(drivers, eventually, start, what):
+def test_a_killed_driver_leaves_nothing(drivers, eventually, stopwatch, start, what):
     driver = drivers(what, f"plugins.mp.start={start}")
     driver.line(), driver.line(), driver.line()
     for _ in range({"idle": 0, "native": 2}.get(what, 1)):
         driver.line()
     assert len(driver.family()) >= 4
     forked = [pid for pid in driver.family() if what == "forked" and _is_copy(driver, pid)]
-    driver.kill()
-    began = time.monotonic()
-    eventually(lambda: set(driver.family()) <= set(forked), 10)
-    assert time.monotonic() - began < 2
+    with stopwatch() as clock:
+        driver.kill()
+        eventually(lambda: set(driver.family()) <= set(forked))
+    assert clock.seconds < 2
     for pid in forked:
         psutil.Process(pid).kill()
 
@@ -145,14 +145,16 @@ def _is_copy(driver, pid):
 
 @pytest.mark.parametrize("start", START)
 @pytest.mark.parametrize("after", [0.0, 0.05, 0.1, 0.2, 0.3, 0.5])
-def test_a_driver_killed_while_it_starts_leaves_nothing(drivers, eventually, start, after):
+def test_a_driver_killed_while_it_starts_leaves_nothing(
+    drivers, eventually, stopwatch, start, after
+):
     driver = drivers("idle", f"plugins.mp.start={start}", "plugins.dummy.load_seconds=2")
     driver.line(), driver.line()
     time.sleep(after)  # a moment of the start, not a synchronisation
-    driver.kill()
-    began = time.monotonic()
-    eventually(lambda: driver.family() == [], 10)
-    assert time.monotonic() - began < 5
+    with stopwatch() as clock:
+        driver.kill()
+        eventually(lambda: driver.family() == [])
+    assert clock.seconds < 5
 
 
 def named_memory(pids):
@@ -201,16 +203,16 @@ def test_no_memory_and_no_socket_has_a_name(drivers, tmp_path):
 
 
 @pytest.mark.parametrize("start", START)
-def test_a_dead_nursery_means_dead_workers(launcher, pids, is_alive, eventually, start):
+def test_a_dead_nursery_means_dead_workers(launcher, pids, is_alive, eventually, stopwatch, start):
     executor = launcher.start(**{"plugins.mp.start": start})
     workers = pids(executor)
     child = executor.collective_rpc(child_of)[0]
     nursery = psutil.Process(workers[0]).ppid()
     future = executor.collective_rpc(sleep, args=(1000,), non_block=True)
-    began = time.monotonic()
-    os.kill(nursery, signal.SIGKILL)
-    error = future.exception(10)
-    assert time.monotonic() - began < 1.0
+    with stopwatch() as clock:
+        os.kill(nursery, signal.SIGKILL)
+        error = future.exception(30)
+    assert clock.seconds < 1.0
     assert isinstance(error, ExecutorFailedError)
     eventually(lambda: not any(map(is_alive, [*workers, child])))
     executor.shutdown()
@@ -229,7 +231,7 @@ def test_a_stopped_nursery_hinders_neither_death_nor_shutdown(launcher, stop, pi
     stop(nursery)
     future = executor.collective_rpc(sleep, args=(1000,), non_block=True)
     os.kill(workers[0], signal.SIGKILL)
-    error = future.exception(10)
+    error = future.exception(30)
     assert isinstance(error, WorkerDiedError)
     assert error.pid == workers[0]
     executor.shutdown(timeout=3)

@@ -43,25 +43,27 @@ def impatient(launcher, silent_after=1.0, **overrides):
     return executor
 
 
-def test_a_stopped_worker_is_unhealthy_within_the_callers_bound_and_heals(launcher, stop, pids):
+def test_a_stopped_worker_is_unhealthy_within_the_callers_bound_and_heals(
+    launcher, stop, pids, stopwatch
+):
     executor = launcher.start(**BEAT)
     victim = pids(executor)[1]
-    assert [each.rank for each in executor.check_health(5)] == [0, 1]
+    assert [each.rank for each in executor.check_health(30)] == [0, 1]
     stop(victim)
-    began = time.monotonic()
-    with pytest.raises(
-        WorkerSilentError, match=rf"rank 1 \(pid {victim}\) was not heard"
-    ) as caught:
+    with (
+        stopwatch() as clock,
+        pytest.raises(WorkerSilentError, match=rf"rank 1 \(pid {victim}\) was not heard") as caught,
+    ):
         executor.check_health(0.3)
-    assert time.monotonic() - began < 2
+    assert clock.seconds < 2
     assert caught.value.rank == 1
     os.kill(victim, signal.SIGCONT)
-    assert [each.rank for each in executor.check_health(5)] == [0, 1]
+    assert [each.rank for each in executor.check_health(30)] == [0, 1]
     assert executor.collective_rpc(sleep, args=(0,)) == [0, 1]
 
 
 def test_a_stopped_worker_fails_the_executor_with_its_stack(
-    launcher, stop, pids, is_alive, eventually
+    launcher, stop, pids, is_alive, eventually, stopwatch
 ):
     executor = impatient(launcher)
     workers = pids(executor)
@@ -69,12 +71,14 @@ def test_a_stopped_worker_fails_the_executor_with_its_stack(
     eventually(lambda: all(each.busy_since for each in executor.check_health()))
     stop(workers[0])
     began = time.monotonic()
-    error = future.exception(20)
+    with stopwatch() as clock:
+        error = future.exception(30)
     took = time.monotonic() - began
     assert isinstance(error, WorkerSilentError)
     assert (error.rank, error.pid) == (0, workers[0])
     assert "in sleep" in error.stack
-    assert 0.4 <= took < 6
+    assert took >= 0.4
+    assert clock.seconds < 6
     eventually(lambda: not is_alive(workers[0]))
     with pytest.raises(ExecutorFailedError):
         executor.check_health()
@@ -83,7 +87,7 @@ def test_a_stopped_worker_fails_the_executor_with_its_stack(
 def test_native_code_may_hold_the_interpreter_for_as_long_as_the_platform_says(launcher):
     executor = impatient(launcher, silent_after=30.0)
     assert executor.collective_rpc(hold_the_interpreter, args=(4 * 10**7,), timeout=30) == [0, 1]
-    assert len(executor.check_health(5)) == 2
+    assert len(executor.check_health(30)) == 2
 
 
 def test_native_code_that_holds_it_for_longer_is_told_with_the_stack(launcher):
@@ -119,15 +123,15 @@ def raise_on(worker, rank, seconds):
 
 
 def test_an_error_of_one_rank_while_the_other_hangs_ends_the_group_with_that_error(
-    launcher, pids, is_alive, eventually
+    launcher, pids, is_alive, eventually, stopwatch
 ):
     """Case B2."""
     executor = launcher.start(**BEAT)
     workers = pids(executor)
-    began = time.monotonic()
-    future = executor.collective_rpc(raise_on, args=(1, 1000), reply_rank=0, non_block=True)
-    error = future.exception(20)
-    assert time.monotonic() - began < 2
+    with stopwatch() as clock:
+        future = executor.collective_rpc(raise_on, args=(1, 1000), reply_rank=0, non_block=True)
+        error = future.exception(30)
+    assert clock.seconds < 2
     assert type(error.__cause__) is ValueError
     failure = eventually(lambda: executor.failure)
     assert failure.__cause__ is error

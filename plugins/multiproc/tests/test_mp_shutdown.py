@@ -42,16 +42,20 @@ def spin(worker, seconds):
 
 
 @pytest.mark.parametrize("start", START)
-def test_a_worker_that_needs_less_than_the_deadline_finishes(launcher, tmp_path, start, caplog):
+def test_a_worker_that_needs_less_than_the_deadline_finishes(
+    launcher, tmp_path, stopwatch, start, caplog
+):
     executor = launcher.start(**{"plugins.mp.start": start})
     marker = tmp_path / "done"
     executor.collective_rpc(slow_to_shut_down, args=(0.8, str(marker)))
     with caplog.at_level(logging.WARNING, logger="hardpoint"):
         began = time.monotonic()
-        executor.shutdown(timeout=5)
+        with stopwatch() as clock:
+            executor.shutdown(timeout=60)
         took = time.monotonic() - began
     assert marker.exists()
-    assert 0.8 <= took < 3
+    assert took >= 0.8
+    assert clock.seconds < 3
     assert caplog.text == ""
 
 
@@ -67,17 +71,15 @@ def test_the_time_of_a_shutdown_is_the_workers_but_for_little():
 
 @pytest.mark.parametrize("start", START)
 def test_a_worker_deaf_to_sigterm_is_killed_and_reported(
-    launcher, pids, is_alive, eventually, start, caplog
+    launcher, pids, is_alive, eventually, stopwatch, start, caplog
 ):
     executor = launcher.start(**{"plugins.mp.start": start})
     workers = pids(executor)
     future = executor.collective_rpc(deaf, args=(1000,), non_block=True)
     eventually(lambda: all(each.busy_since for each in executor.check_health()))
-    with caplog.at_level(logging.WARNING, logger="hardpoint"):
-        began = time.monotonic()
+    with caplog.at_level(logging.WARNING, logger="hardpoint"), stopwatch() as clock:
         executor.shutdown(timeout=1.5)
-        took = time.monotonic() - began
-    assert took < 4
+    assert clock.seconds < 4
     assert not any(map(is_alive, workers))
     for rank, pid in enumerate(workers):
         assert f"worker rank {rank} (pid {pid}) was still busy" in caplog.text
@@ -95,13 +97,15 @@ def test_a_worker_that_hears_sigterm_leaves_its_call_and_shuts_down(launcher, tm
     assert marker.exists()
 
 
-def test_a_stopped_worker_does_not_keep_a_shutdown_from_ending(launcher, stop, pids, is_alive):
+def test_a_stopped_worker_does_not_keep_a_shutdown_from_ending(
+    launcher, stop, pids, is_alive, stopwatch
+):
     executor = launcher.start()
     workers = pids(executor)
     stop(workers[1])
-    began = time.monotonic()
-    executor.shutdown(timeout=1.5)
-    assert time.monotonic() - began < 4
+    with stopwatch() as clock:
+        executor.shutdown(timeout=1.5)
+    assert clock.seconds < 4
     assert not any(map(is_alive, workers))
 
 
@@ -133,24 +137,26 @@ def test_a_shutdown_from_the_failure_callback_works(launcher, pids, is_alive):
     executor.register_failure_callback(end)
     workers = pids(executor)
     os.kill(workers[0], signal.SIGKILL)
-    assert done.wait(10)
+    assert done.wait(30)
     assert not any(map(is_alive, workers))
 
 
-def test_a_failure_callback_that_takes_its_time_holds_nobody_up(launcher, pids, eventually):
+def test_a_failure_callback_that_takes_its_time_holds_nobody_up(
+    launcher, pids, eventually, stopwatch
+):
     executor = launcher.start()
     entered, release = threading.Event(), threading.Event()
 
     def block(error):
         entered.set()
-        release.wait(30)
+        release.wait(60)
 
     executor.register_failure_callback(block)
     os.kill(pids(executor)[0], signal.SIGKILL)
-    assert entered.wait(10)
-    began = time.monotonic()
-    executor.shutdown(timeout=10)
-    assert time.monotonic() - began < 5
+    assert entered.wait(30)
+    with stopwatch() as clock:
+        executor.shutdown(timeout=60)
+    assert clock.seconds < 5
     assert not release.is_set()
     release.set()
 
@@ -165,7 +171,7 @@ def test_a_shutdown_from_a_futures_callback_works(launcher, pids, is_alive):
         done.set()
 
     executor.collective_rpc("supported_tasks", non_block=True).add_done_callback(end)
-    assert done.wait(10)
+    assert done.wait(30)
     assert not any(map(is_alive, workers))
 
 
