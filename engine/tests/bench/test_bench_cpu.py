@@ -121,9 +121,11 @@ def test_turns_end_when_the_time_is_up(engines, monkeypatch):
     plan = evolve(PLAN, formats=("fp32",), cases=("B1",), repeats=50, peers={}, minutes=1e-9)
     said = []
     found = cpu.measure(plan, Files(), said.append)
-    assert found["turns"] == 1
+    assert (found["turns"], found["cut"]) == (1, "minutes")
     assert "the time is up: the turns that there were count" in said
-    assert cpu.measure(evolve(plan, repeats=2, minutes=60), Files(), said.append)["turns"] == 2
+    assert "cut short by minutes" in cpu_table.table(found)
+    whole = cpu.measure(evolve(plan, repeats=2, minutes=60), Files(), said.append)
+    assert (whole["turns"], whole["cut"]) == (2, None)
 
 
 def test_a_bound_whose_peer_is_missing_is_not_measured(engines):
@@ -214,7 +216,7 @@ def test_the_table_and_the_picture_have_every_figure(tmp_path):
     rows = [row("hardpoint", "bf16", 123.4), row("vllm", "bf16", 45.6, phase="prefill")]
     document = {
         "rows": rows, "ratios": [], "figures": {}, "bounds": [], "read_bytes_per_s": 2e10,
-        "skipped": {"llama.cpp": "not named"}, "cores": 2,
+        "skipped": {"llama.cpp": "not named"}, "cores": 2, "turns": 3, "cut": None, "once": [],
     }  # fmt: skip
     text = cpu_table.table(document)
     assert "123.4" in text

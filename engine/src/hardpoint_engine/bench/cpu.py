@@ -7,20 +7,17 @@ begins when the last is at rest.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import json
 import statistics
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from hardpoint_engine.bench import cpu_bounds
 from hardpoint_engine.bench.bandwidth import read_bandwidth
-from hardpoint_engine.bench.driver import HERE, Driver, TransportFailedError, TransportMissingError
+from hardpoint_engine.bench.cpu_race import Race, Tell, Times
 from hardpoint_engine.bench.model_files import GGUF_TYPES, ModelFiles
 
 OURS: Final = "hardpoint"
@@ -37,10 +34,11 @@ FLOAT: Final = "-float"
 """Behind the name of a GGUF format: our own engine multiplying it with float activations."""
 FORMATS: Final = (*PLAIN, *QUANTISED, *GGUF_TYPES[2:])
 DEFAULT_FORMATS: Final = ("fp32", "bf16", "w8a8", "Q8_0", "Q4_0", "Q4_1")
-PATIENCE: Final = 900.0
-"""Seconds for any order: some compile for minutes."""
+KV_BLOCKS: Final = 256
+"""Blocks of 16 tokens of our KV cache. Most are taken by 64 sequences of 16 + 16 tokens: 2 each,
+and a third that a step may ask ahead; the longest sequence there may be, 2048 tokens, takes 128.
+"""
 
-Tell = Callable[[str], None]
 Row = dict[str, Any]
 Document = dict[str, Any]
 
@@ -58,6 +56,11 @@ class Case:
     def tokens(self) -> int:
         """What is counted: tokens made, of a prefill those read."""
         return self.batch * (self.length if self.phase == "prefill" else self.new)
+
+    @property
+    def warm_up(self) -> Case:
+        """A short turn of the same shapes."""
+        return evolve(self, new=min(self.new, 2))
 
 
 CASES: Final[Mapping[str, Case]] = {
@@ -83,7 +86,9 @@ class CpuPlan:
     compiled: bool = True
     """Whether vLLM runs with its compiler, too; its best counts."""
     minutes: float | None = None
-    """Turns begin no later than so many minutes after the start; every case has one turn."""
+    """No turn that would end later than so many minutes after the start is begun, but for the first
+    that counts.
+    """
 
 
 @frozen(kw_only=True)
@@ -95,6 +100,16 @@ class Runner:
     way: str = ""
     arguments: str
     """The options of its engine's class, as JSON."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is the engine that is held against the others."""
+        return self.engine == OURS
+
+    @property
+    def rivals(self) -> tuple[str, str]:
+        """Equal for those of which the fastest counts: llama.cpp is compared within a format."""
+        return self.engine, self.format if self.engine in (OURS, "llama.cpp") else ""
 
     @property
     def name(self) -> str:
@@ -137,7 +152,13 @@ def _ways(
 
 def _ours(kind: str, files: ModelFiles, activations: str = "int8") -> dict[str, Any]:
     """``activations``: those that blocks of a GGUF file are multiplied with; as llama.cpp: int8."""
-    keys: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 64, "cpu": {"native": "auto"}}
+    keys: dict[str, Any] = {
+        "max_model_len": 2048,
+        "max_num_seqs": 64,
+        "block_size": 16,
+        "num_kv_blocks": KV_BLOCKS,
+        "cpu": {"native": "auto"},
+    }
     if kind in PLAIN:
         return {"model": str(files.safetensors()), "keys": {**keys, "dtype": PLAIN[kind]}}
     if kind in QUANTISED:
@@ -146,25 +167,24 @@ def _ours(kind: str, files: ModelFiles, activations: str = "int8") -> dict[str, 
     return {"model": str(files.gguf(kind)), "keys": keys}
 
 
-Times = dict[Runner, dict[str, list[float]]]
-"""Runner -> case -> seconds of each turn that counts."""
-
-
 def measure(plan: CpuPlan, files: ModelFiles, tell: Tell) -> Document:
     """Measure every engine that is to be had. Return ``rows``, ``ratios``, ``figures`` of our own
-    engine by format, the ``bounds`` of both, ``turns`` that count, and ``skipped`` (engine -> why).
+    engine by format, the ``bounds`` of both, ``turns`` that count of all, ``cut`` (what ended it
+    early, or None), ``once`` (name, case and why of those that had one turn and no more),
+    ``idle_cpu_share`` (cores that engines at rest used while another had its turn) and ``skipped``
+    (engine -> why).
 
     Called by the command. ``tell`` gets a line for each stage. Whoever fails is left out from then
-    on. Raises TransportFailedError if our own engine fails in every format.
+    on. KeyboardInterrupt ends the turns, and goes on to the caller if there was none that counts.
+    Raises TransportFailedError if our own engine fails in every format.
     """
     skipped = {name: "not named" for name in ENGINES if name not in (OURS, *plan.peers)}
     at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    with contextlib.ExitStack() as stack:
-        race = _Race(plan, stack, skipped, tell)
-        race.start(runners(plan, files))
-        times = race.run()
-        told = race.figures()
-    rows = rows_of(times, at)
+    with Race(plan, {name: CASES[name] for name in plan.cases}, skipped, tell) as race:
+        race.start(runners(plan, files), ENGINES)
+        race.run()
+        told = race.figures(CASES["B1"])
+    rows = rows_of(race.times, at)
     read = read_bandwidth(plan.threads)
     ours = [row for row in rows if row["engine"] == OURS]
     figures = {kind: cpu_bounds.figures_of(each, kind, ours, read) for kind, each in told.items()}
@@ -179,97 +199,12 @@ def measure(plan: CpuPlan, files: ModelFiles, tell: Tell) -> Document:
             *cpu_bounds.judged_figures(figures),
         ],
         "turns": race.turns,
+        "cut": race.cut,
+        "once": race.once,
+        "idle_cpu_share": race.idle_cpu_share,
         "read_bytes_per_s": read,
         "skipped": skipped,
     }
-
-
-class _Race:
-    """The processes of all runners."""
-
-    def __init__(
-        self, plan: CpuPlan, stack: contextlib.ExitStack, skipped: dict[str, str], tell: Tell
-    ) -> None:
-        self._plan, self._stack, self._skipped, self._tell = plan, stack, skipped, tell
-        self._drivers: dict[Runner, Driver] = {}
-        self._started = time.monotonic()
-        self.turns = 0
-
-    def start(self, wanted: Iterable[Runner]) -> None:
-        """Start one after the other: starting takes cores, too."""
-        for runner in wanted:
-            self._tell(f"starting {runner.name}")
-            script = HERE / "serving_engines" / ENGINES[runner.engine]
-            try:
-                driver = Driver(
-                    runner.name,
-                    self._plan.peers.get(runner.engine, sys.executable),
-                    script=(str(HERE / "serving_turns.py"), str(script), runner.arguments),
-                    environ={"OMP_NUM_THREADS": str(self._plan.threads)},
-                    patience=PATIENCE,
-                )
-                self._stack.callback(driver.close)
-                driver.opened()
-            except (TransportMissingError, TransportFailedError) as error:
-                self._leave_out(runner, error)
-            else:
-                self._drivers[runner] = driver
-        if not any(runner.engine == OURS for runner in self._drivers):
-            raise TransportFailedError(f"{OURS} ran in no format: {self._skipped}")
-
-    def run(self) -> Times:
-        """Take every turn, there and back."""
-        times: Times = {runner: {} for runner in self._drivers}
-        begun = time.monotonic()
-        for repeat in range(self._plan.repeats + 1):
-            if repeat > 1 and self._is_late(begun):
-                self._tell("the time is up: the turns that there were count")
-                break
-            for name in self._plan.cases:
-                self._tell(f"turn {repeat}, {name}")
-                order = tuple(self._drivers)
-                for runner in order if repeat % 2 else order[::-1]:
-                    seconds = self._turn(runner, CASES[name], repeat)
-                    if seconds is not None and repeat:
-                        times[runner].setdefault(name, []).append(seconds)
-            self.turns = repeat
-        return times
-
-    def _is_late(self, begun: float) -> bool:
-        """Whether another turn like those before would end after the minutes there are."""
-        if self._plan.minutes is None:
-            return False
-        now = time.monotonic()
-        one = (now - begun) / (self.turns + 1)
-        return now + one > self._started + 60 * self._plan.minutes
-
-    def figures(self) -> dict[str, dict[str, float]]:
-        """Return format -> what our engine knows of itself after one more turn of one request."""
-        found = {}
-        for runner, driver in tuple(self._drivers.items()):
-            if runner.engine == OURS:
-                driver.tell("figures")
-                self._turn(runner, CASES["B1"], self._plan.repeats + 1)
-                found[runner.format] = driver.tell("figures")
-        return found
-
-    def _turn(self, runner: Runner, case: Case, seed: int) -> float | None:
-        driver = self._drivers.get(runner)
-        if driver is None:
-            return None
-        shape = {"batch": case.batch, "length": case.length, "new": case.new}
-        try:
-            told = driver.tell("turn", seed=seed, **shape)
-        except TransportFailedError as error:
-            del self._drivers[runner]
-            self._leave_out(runner, error)
-            return None
-        driver.settle()
-        return float(told["seconds"])
-
-    def _leave_out(self, runner: Runner, error: Exception) -> None:
-        self._skipped[runner.name] = str(error)
-        self._tell(f"{runner.name} is left out: {error}")
 
 
 def rows_of(times: Times, at: str) -> list[Row]:

@@ -40,6 +40,10 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         judged = f"bound {each['bound']:<8g}{_verdict(each)}"
         yield f"{each['name']:44}{_number(each['value'])}  {judged}"
     yield f"{'memory is read at':44}{document['read_bytes_per_s'] / 1e9:>10.1f} GB/s"
+    for each in document["once"]:
+        yield f"one turn only: {each['name']}, {each['case']}: {each['why']}"
+    if document["cut"] is not None:
+        yield f"cut short by {document['cut']}: {document['turns']} turns of all"
     for name, why in document["skipped"].items():
         yield f"left out: {name}: {why}"
 

@@ -98,6 +98,7 @@ class Driver:
     def opened(self) -> None:
         """Wait until its library is loaded. Raises TransportMissingError."""
         self._answer("load the library")
+        self.processes = descendants(self._process.pid)
 
     def start(self, workers: int) -> None:
         """Start workers."""
@@ -122,22 +123,31 @@ class Driver:
         """Return the CPU time of all its processes so far."""
         return cpu_seconds(self.processes)
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """Wait until its processes are at rest, so that the next one has the machine: some go on
-        spinning for a second after a call.
+        spinning for a second after a call. Return whether they are.
         """
         end = time.monotonic() + MOST_UNQUIET
         while time.monotonic() < end:
             before = self.cpu_seconds()
             time.sleep(QUIET_WINDOW)
             if self.cpu_seconds() - before < QUIET_SHARE * QUIET_WINDOW:
-                return
+                return True
+        return False
+
+    def release(self) -> None:
+        """Have it end, and do not wait for that: :meth:`close` does."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def kill(self) -> None:
+        """End its processes at once; :meth:`close` gives back the rest."""
+        kill_tree(self._process.pid)
 
     def close(self) -> None:
         """Have it end; whatever of it is left after that is killed."""
         try:
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+            self.release()
             self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             kill_tree(self._process.pid)

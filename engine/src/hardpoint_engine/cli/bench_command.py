@@ -88,7 +88,7 @@ def rpc(
 @click.option(
     "--minutes",
     type=click.FloatRange(min=0, min_open=True),
-    help="begin no turn that would end later; one turn is always taken",
+    help="begin no turn that would end later; one of each is always taken",
 )
 @click.option(
     "--peer",

@@ -16,6 +16,7 @@ from hardpoint.default_model import find_default_model
 
 from hardpoint_engine.bench import cpu, cpu_table, table
 from hardpoint_engine.bench.model_files import ModelFiles
+from hardpoint_engine.cli.interruption import SIGNALS, Interrupted, interruptions
 from hardpoint_engine.cli.peers import interpreters
 
 IN_THIS = ("transformers",)
@@ -36,7 +37,9 @@ def run(
     as_json: bool,
     plot_path: str | None,
 ) -> None:
-    """Measure and print. Raises HardpointError, and click's errors for a wrong option."""
+    """Measure and print. Raises HardpointError, and click's errors for a wrong option; Interrupted
+    after a signal, what was measured until then being printed.
+    """
     plan = cpu.CpuPlan(
         formats=_names(formats, cpu.DEFAULT_FORMATS, cpu.FORMATS, "--formats"),
         cases=_names(cases, tuple(cpu.CASES), tuple(cpu.CASES), "--cases"),
@@ -54,12 +57,15 @@ def run(
     source = Path(model) if model else find_default_model()
     if source is None or source.suffix != ".gguf":
         raise click.BadParameter("name a GGUF file to make the others of", param_hint="--model")
-    with tempfile.TemporaryDirectory(prefix="hardpoint-bench-") as own:
+    with interruptions(), tempfile.TemporaryDirectory(prefix="hardpoint-bench-") as own:
         document = cpu.measure(plan, ModelFiles(source, Path(folder or own), _tell), _tell)
     document |= {"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
     click.echo(json.dumps(document) if as_json else cpu_table.table(document))
     if plot_path is not None:
         cpu_table.plot(document, plot_path, pyplot)
+    numbers = {each.name: each for each in SIGNALS}
+    if document["cut"] in numbers:
+        raise Interrupted(numbers[document["cut"]])
 
 
 def _names(

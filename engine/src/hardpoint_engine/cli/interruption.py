@@ -12,9 +12,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 GRACE = 0.25
 """Seconds from the signal to the end. The import of a big library may hold the interpreter, and so
@@ -53,15 +54,21 @@ def keyboard_interrupts() -> Iterator[None]:
     """Let each SIGINT in the block raise KeyboardInterrupt and end nothing by itself. Within
     ``interruptible``, in the main thread; an ignored signal stays ignored.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+    with _handled((signal.SIGINT,), signal.default_int_handler):
         yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+
+
+@contextmanager
+def interruptions() -> Iterator[None]:
+    """Let each SIGINT or SIGTERM in the block raise Interrupted and end nothing by itself, for as
+    long as that takes. In the main thread; an ignored signal stays ignored.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    with _handled(SIGNALS, interrupt):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -71,17 +78,29 @@ def interruptible() -> Iterator[None]:
     Does nothing outside the main thread, where Python delivers no signals. A signal that was
     ignored from outside (``nohup``, a shell's background job) stays ignored.
     """
+    with _handled(SIGNALS, _interrupt):
+        try:
+            yield
+        except Interrupted as error:
+            os._exit(error.exit_code)
+
+
+@contextmanager
+def _handled(
+    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], Any]
+) -> Iterator[None]:
+    """Have ``handler`` get these signals in the block, those that are not ignored; does nothing
+    outside the main thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in numbers}
     for number, old in before.items():
         if old is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+            signal.signal(number, handler)
     try:
         yield
-    except Interrupted as error:
-        os._exit(error.exit_code)
     finally:
         for number, old in before.items():
             signal.signal(number, old)

@@ -22,7 +22,7 @@ class Engine:
             model.encode(), cpp.llama_model_default_params()
         )
         params = cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = 8192, 2048, 512
+        params.n_ctx, params.n_batch, params.n_ubatch = self.MOST * 48, 2048, 512
         params.n_seq_max, params.kv_unified = self.MOST, True
         params.n_threads = params.n_threads_batch = threads
         self._context = cpp.llama_init_from_model(self._model, params)

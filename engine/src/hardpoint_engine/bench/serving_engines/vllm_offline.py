@@ -6,6 +6,11 @@ import importlib
 import os
 from typing import Any
 
+BLOCK = 128
+BLOCKS = 96
+"""Of the KV cache: 64 sequences take one each, the longest that is allowed, 2048 tokens, takes 16.
+"""
+
 
 class Engine:
     """``eager``: without its compiler."""
@@ -25,6 +30,8 @@ class Engine:
             enforce_eager=eager,
             max_model_len=2048,
             max_num_seqs=64,
+            block_size=BLOCK,
+            num_gpu_blocks_override=BLOCKS,
             enable_prefix_caching=False,
             disable_log_stats=True,
         )
