@@ -12,6 +12,7 @@ import sys
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -300,6 +301,25 @@ def test_a_run_that_is_ended_leaves_a_trace_that_can_be_opened(tmp_path, number)
         assert missing(path) == [
             (DRIVER, "steps of the workers are missing: the run was interrupted")
         ]
+
+
+def test_a_trace_has_nothing_of_an_earlier_run_that_was_interrupted(tmp_path):
+    """Both had their worker in this process, and nobody fetched the first one's steps."""
+    counts = []
+    for end in (KeyboardInterrupt, None):
+        path = tmp_path / f"{end}.json"
+        with (
+            pytest.raises(end) if end else nullcontext(),
+            tracing(str(path)) as watch,
+            LLM(**KEYS, executor="uni") as llm,
+            watch(llm.core),
+        ):
+            llm.generate(["one"], SHORT)
+            if end:
+                raise end
+        counts.append(llm.metrics.steps)
+    steps = [event["name"] for event in all_of(read(path)[1][FIRST_RANK])]
+    assert len([name for name in steps if name.startswith("step ")]) == counts[1]
 
 
 def test_nobody_listens_when_no_trace_is_asked_for(tmp_path):

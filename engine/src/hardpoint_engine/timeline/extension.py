@@ -14,6 +14,7 @@ from typing import Any
 from hardpoint.hookspecs import hookimpl
 from hardpoint.messages import ModelRunnerOutput, SchedulerOutput
 from hardpoint.records import ExtensionRecord
+from hardpoint.worker import Worker
 
 NAME = "timeline"
 MODULE = "hardpoint_engine.timeline.extension"
@@ -40,6 +41,15 @@ def hardpoint_extension() -> ExtensionRecord:
 def hardpoint_worker_methods() -> Mapping[str, Callable[..., object]]:
     """Offer the method that gives the spans."""
     return {SPANS: take_spans}
+
+
+@hookimpl
+def hardpoint_worker_started(worker: Worker) -> None:
+    """Forget what an earlier worker of this rank left in this process uncollected."""
+    for key in [key for key in _began if key[0] == worker.rank]:
+        del _began[key]
+    _spans.pop(worker.rank, None)
+    _dropped.pop(worker.rank, None)
 
 
 @hookimpl
