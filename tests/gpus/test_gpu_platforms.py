@@ -17,11 +17,12 @@ from types import SimpleNamespace
 import pytest
 from attrs import evolve
 from hardpoint.config.schema import Config, GraphConfig, ParallelConfig
-from hardpoint.errors import UnsupportedError
+from hardpoint.errors import ConfigError, UnsupportedError
 from hardpoint.records import WorkerContext
 from hardpoint.references import resolve, resolve_class
 from hardpoint.registry import Registry
 from hardpoint.worker import Worker
+from hardpoint_external_launcher.executor import ExternalLauncherExecutor
 from hardpoint_runtime.accelerator.surroundings import torch_build
 
 NAMES = ("cuda", "rocm", "xpu")
@@ -206,6 +207,26 @@ def test_buffers_of_graphs_are_not_registered_over_memory_that_sleeps(name, mode
     assert found == ({"NCCL_GRAPH_REGISTER": "0"} if has else {})
 
 
+@pytest.mark.parametrize(("name", "mode"), [("cuda", None), ("rocm", "full")])
+def test_a_launcher_that_left_it_out_is_told_what_to_set(monkeypatch, name, mode):
+    monkeypatch.delenv("NCCL_GRAPH_REGISTER", raising=False)
+    platform = platform_of(name)
+    config = evolve(
+        Config(),
+        parallel=ParallelConfig(tensor_parallel_size=2),
+        graph=GraphConfig(graph_mode=mode),
+    )
+    started = SimpleNamespace(
+        config=config, platform=platform, placement=platform.placement(config),
+        registry=Registry([]), world_size=2,
+    )  # fmt: skip
+    seat = SimpleNamespace(world_size=2, rank=1)
+    with pytest.raises(ConfigError, match=r"rank 1 needs NCCL_GRAPH_REGISTER='0'.*launcher set"):
+        ExternalLauncherExecutor._check(started, seat)
+    monkeypatch.setenv("NCCL_GRAPH_REGISTER", "0")
+    ExternalLauncherExecutor._check(started, seat)
+
+
 # What the platforms share, by name.
 
 
@@ -215,17 +236,18 @@ def platform_of(name, **settings):
     return resolve(f"hardpoint_{name}.platform:{kind}Platform")(made)
 
 
-@pytest.mark.parametrize("name", ["cuda", "rocm"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "call", [lambda w: w.sleep(1), lambda w: w.wake_up(["weights"]), lambda w: w.discard(["x"])]
 )
 def test_without_sleep_nothing_lies_in_pools_and_sleep_says_why(name, call):
     port = resolve(f"hardpoint_{name}.device:{name.capitalize()}DeviceOps")
-    assert port("cuda", 0, sleeps=False).pools is None
+    assert port("xpu" if name == "xpu" else "cuda", 0, sleeps=False).pools is None
     platform = platform_of(name, substitute="host", sleep="off")
     context = WorkerContext(config=Config(), rank=0, local_rank=0, world_size=1)
     worker = resolve_class(platform.worker_class, Worker)(context, platform, Registry([]))
-    worker.device, worker.model_runner = worker.make_device(), SimpleNamespace()
+    no_graphs = SimpleNamespace(graph_plan=SimpleNamespace(graphs=set()))
+    worker.device, worker.model_runner = worker.make_device(), no_graphs
     assert worker.port.pools is None
     with pytest.raises(UnsupportedError, match=rf"plugins\.{name}\.sleep is off.*to auto"):
         call(worker)

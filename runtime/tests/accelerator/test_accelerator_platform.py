@@ -56,6 +56,16 @@ def test_devices_make_it_available_and_it_says_what_was_never_tried():
     assert platform.looked == 1
 
 
+def test_what_the_devices_have_is_told():
+    features = {
+        "generation": "Seventh", "bfloat16": True, "float8": None, "tiles": False, "shared_kib": 64,
+    }  # fmt: skip
+    told = Units(sees=Sighting(devices=UNITS[:1], features=features)).probe().reason
+    assert told == (
+        "1 x A; generation Seventh, bfloat16, no float8, no tiles, shared_kib 64; never run"
+    )
+
+
 @pytest.mark.parametrize(
     ("sees", "reason"),
     [
@@ -89,6 +99,13 @@ def test_a_substitute_is_usable_by_name_alone_and_says_what_it_is():
 def test_types_are_those_that_the_devices_compute_in(features, types):
     limits = Units(sees=Sighting(devices=UNITS, features=features)).limits(Config())
     assert (limits.dtypes, limits.default_dtype) == (types, types[0])
+
+
+def test_a_substitute_computes_in_what_the_host_does_quickly():
+    limits = Units(AcceleratorSettings(substitute="host")).limits(Config())
+    assert (limits.default_dtype, set(limits.dtypes)) == (
+        "float32", {"float32", "bfloat16", "float16"},
+    )  # fmt: skip
 
 
 def test_one_worker_for_each_device():

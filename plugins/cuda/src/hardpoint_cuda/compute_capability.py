@@ -1,8 +1,8 @@
 """What NVIDIA GPUs can do, by their compute capability.
 
-Shared memory and bulk copies: NVIDIA's own table in CCCL (``cuda/__device/arch_traits.h``:
-``max_shared_memory_per_block_optin``, ``tma_supported``). Types: the CUDA C++ programming guide,
-"Compute Capabilities".
+Shared memory: NVIDIA's own table in CCCL (``cuda/__device/arch_traits.h``:
+``max_shared_memory_per_block_optin``). Types: the CUDA C++ programming guide, "Compute
+Capabilities".
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ WITHOUT_VOLTA: Version = (7, 5)
 @frozen(kw_only=True)
 class Features:
     """Of one generation: which types its tensor cores multiply, and how much shared memory (KiB)
-    one block may have. ``bulk_copies``: the tensor memory accelerator.
+    one block may have.
     """
 
     generation: str
     bfloat16: bool
     float8: bool
-    float4: bool = False
     shared_kib: int
-    bulk_copies: bool = False
 
 
 VOLTA = Features(generation="Volta", bfloat16=False, float8=False, shared_kib=96)
@@ -38,15 +36,9 @@ TURING = Features(generation="Turing", bfloat16=False, float8=False, shared_kib=
 AMPERE = Features(generation="Ampere", bfloat16=True, float8=False, shared_kib=163)
 SMALL_AMPERE = Features(generation="Ampere", bfloat16=True, float8=False, shared_kib=99)
 ADA = Features(generation="Ada Lovelace", bfloat16=True, float8=True, shared_kib=99)
-HOPPER = Features(generation="Hopper", bfloat16=True, float8=True, shared_kib=227, bulk_copies=True)
-BLACKWELL = Features(
-    generation="Blackwell", bfloat16=True, float8=True, float4=True, shared_kib=227,
-    bulk_copies=True,
-)  # fmt: skip
-SMALL_BLACKWELL = Features(
-    generation="Blackwell", bfloat16=True, float8=True, float4=True, shared_kib=99,
-    bulk_copies=True,
-)  # fmt: skip
+HOPPER = Features(generation="Hopper", bfloat16=True, float8=True, shared_kib=227)
+BLACKWELL = Features(generation="Blackwell", bfloat16=True, float8=True, shared_kib=227)
+SMALL_BLACKWELL = Features(generation="Blackwell", bfloat16=True, float8=True, shared_kib=99)
 
 FEATURES: dict[Version, Features] = {
     (7, 0): VOLTA,

@@ -27,7 +27,7 @@ class CudaSurroundings(Surroundings):
 def look(around: CudaSurroundings) -> Sighting:
     """Look for GPUs. Raises nothing; every reason against them is told at once."""
     build = around.torch()
-    reasons = [*_build(build)]
+    reasons = [*around.without_torch("cuda", "CUDA")]
     gpus, notes, failures = _all_gpus(around)
     reasons += failures
     mask = around.environ.get(MASK)
@@ -43,14 +43,6 @@ def look(around: CudaSurroundings) -> Sighting:
         reasons=tuple(reasons),
         notes=(*notes, *seen.notes),
     )
-
-
-def _build(build: Mapping[str, str | None]) -> Sequence[str]:
-    if not build:
-        return ("the package torch is not installed",)
-    if build.get("cuda") is None:
-        return (f"the installed torch ({build.get('__version__')}) is not built for CUDA",)
-    return ()
 
 
 def _all_gpus(
@@ -87,6 +79,7 @@ def _common(units: Sequence[Unit]) -> dict[str, object]:
     if not each:
         return {}
     return {
+        "generation": " and ".join(dict.fromkeys(features.generation for features in each)),
         "bfloat16": all(features.bfloat16 for features in each),
         "float8": all(features.float8 for features in each),
         "shared_kib": min(features.shared_kib for features in each),

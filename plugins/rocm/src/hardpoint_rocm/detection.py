@@ -27,7 +27,7 @@ class RocmSurroundings(Surroundings):
 
 def look(around: RocmSurroundings) -> Sighting:
     """Look for GPUs. Raises nothing; every reason against them is told at once."""
-    reasons = [*_build(around)]
+    reasons = [*around.without_torch("hip", "ROCm")]
     gpus, notes, failures = _all_gpus(around)
     reasons += failures
     seen = visible([gpu.uuid for gpu in gpus], around.environ)
@@ -43,15 +43,6 @@ def look(around: RocmSurroundings) -> Sighting:
         reasons=tuple(reasons),
         notes=(*notes, *seen.notes, *_divided(chosen)),
     )
-
-
-def _build(around: RocmSurroundings) -> Sequence[str]:
-    build = around.torch()
-    if not build:
-        return ("the package torch is not installed",)
-    if build.get("hip") is None:
-        return (f"the installed torch ({build.get('__version__')}) is not built for ROCm",)
-    return ()
 
 
 def _all_gpus(
@@ -92,6 +83,7 @@ def _common(gpus: Sequence[Gpu]) -> dict[str, object]:
     forms = {features.float8 for features in each}
     waves = {features.wave for features in each}
     return {
+        "architecture": " and ".join(dict.fromkeys(features.architecture for features in each)),
         "bfloat16": all(features.bfloat16 for features in each),
         "float8": forms.pop() if len(forms) == 1 else None,
         "wave": waves.pop() if len(waves) == 1 else None,

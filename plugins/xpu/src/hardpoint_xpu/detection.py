@@ -14,7 +14,7 @@ from hardpoint_xpu.system_files import Card, find_cards
 
 def look(around: Surroundings) -> Sighting:
     """Look for GPUs. Raises nothing; every reason against them is told at once."""
-    reasons = [*_build(around)]
+    reasons = [*around.without_torch("xpu", "XPU")]
     found = find_cards(around)
     reasons += found.reasons
     roots: tuple[Root, ...] = ()
@@ -34,15 +34,6 @@ def look(around: Surroundings) -> Sighting:
         reasons=tuple(reasons),
         notes=_notes(cards),
     )
-
-
-def _build(around: Surroundings) -> Sequence[str]:
-    build = around.torch()
-    if not build:
-        return ("the package torch is not installed",)
-    if build.get("xpu") is None:
-        return (f"the installed torch ({build.get('__version__')}) is not built for XPU",)
-    return ()
 
 
 def _hidden(around: Surroundings) -> str:

@@ -70,17 +70,13 @@ class XpuWorker(AcceleratorWorker):
         return super().discard(tags)
 
     def refuse_to_sleep(self) -> None:
-        """Raise UnsupportedError where the settings or captured graphs forbid it."""
-        runner = self._runner("sleep")
-        reason = None
-        if self.xpu_platform.options.sleep == "off":
-            reason = "plugins.xpu.sleep is off"
-        elif runner.graph_plan.graphs:
-            reason = "memory moves when it sleeps, and there are graphs, which know addresses"
-        if reason:
+        """Raise UnsupportedError where captured graphs forbid it."""
+        if self._runner("sleep").graph_plan.graphs:
             raise UnsupportedError(
-                "sleep", "platform 'xpu'", reason=reason, hint="Set graph_mode to none."
-            )
+                "sleep", "platform 'xpu'",
+                reason="memory moves when it sleeps, and there are graphs, which know addresses",
+                hint="Set graph_mode to none.",
+            )  # fmt: skip
 
     def _module(self) -> Any:
         return getattr(torch, self.torch_device)

@@ -62,11 +62,13 @@ class AcceleratorModelRunner(TorchModelRunner):
         ones: they are made anew, at other addresses.
         """
         model, context, started = self.get_model(), self.context, time.perf_counter()
-        if self.config.model.quantization is not None:
+        packing = self.make_quantization(model)
+        if packing is not None:
             raise UnsupportedError(
-                f"reload_weights with quantization = {self.config.model.quantization!r}",
+                f"reload_weights of weights that {type(packing).__name__} packs",
                 f"platform {self.platform.name!r}",
-                reason="weights are packed into new memory while they are loaded",
+                reason="they are packed into new memory while they are loaded",
+                hint="Leave quantization unset, or start anew with the other weights.",
             )
         if path is not None:
             found = read_description(path, self.config.load.load_format)

@@ -100,18 +100,22 @@ class AcceleratorPlatform(Platform):
                 reason=f"host memory stands for the device (plugins.{self.name}.substitute = "
                 f"{HOST!r}): for trying the plugin, not for use",
             )  # fmt: skip
-        told = "; ".join((_counted(seen.devices), *seen.notes, self.untried))
+        features = (_named(seen.features),) if seen.features else ()
+        told = "; ".join((_counted(seen.devices), *features, *seen.notes, self.untried))
         return Verdict(available=True, priority=100, reason=told, devices=seen.devices)
 
     def limits(self, config: Config) -> Limits:
         """Return what can be executed. ``dtype = auto`` is bfloat16 where the devices compute in
-        it, else float32: float16 ends at 65504, so it is there for those who ask.
+        it, else float32, as where host memory stands for them: float16 ends at 65504, so it is
+        there for those who ask.
         """
         types = self.dtypes()
         return Limits(dtypes=types, default_dtype=types[0], block_sizes=self.block_sizes)
 
     def dtypes(self) -> tuple[str, ...]:
         """Return the types that all visible devices compute in, the default first."""
+        if self.on_substitute:
+            return ("float32", "bfloat16", "float16")
         has = self.sighting.features.get("bfloat16", True)
         return ("bfloat16", "float32", "float16") if has else ("float32", "float16")
 
@@ -196,6 +200,17 @@ class AcceleratorPlatform(Platform):
                 for n in range(options.substitute_devices)
             )
         )
+
+
+def _named(features: Mapping[str, object]) -> str:
+    """Return ``generation Hopper, bfloat16, float8 fnuz``: what all devices have, or have not."""
+    told = []
+    for name, value in features.items():
+        if isinstance(value, bool) or value is None:
+            told.append(name if value else f"no {name}")
+        else:
+            told.append(f"{name} {value}")
+    return ", ".join(told)
 
 
 def _counted(devices: Sequence[Device]) -> str:

@@ -52,7 +52,6 @@ class AddressKeepingPools:
         self._host_buffer = host_buffer
         self._synchronize = synchronize
         self._pieces: dict[int, Piece] = {}
-        self._asleep: set[str] = set()
         self._lock = threading.Lock()
 
     def use(self, tag: str) -> contextlib.AbstractContextManager[object]:

@@ -40,6 +40,18 @@ class Surroundings:
     environ: Mapping[str, str] = field(factory=lambda: dict(os.environ))
     torch: Callable[[], Mapping[str, str | None]] = torch_build
 
+    def without_torch(self, key: str, runtime: str) -> tuple[str, ...]:
+        """Return why the installed torch computes on no device of ``runtime``, and the way out;
+        nothing where its build has ``key``.
+        """
+        build, way_out = self.torch(), f"install a build of it for {runtime} (pytorch.org)"
+        if not build:
+            return (f"the package torch is not installed: {way_out}",)
+        if build.get(key) is None:
+            installed = build.get("__version__")
+            return (f"the installed torch ({installed}) is not built for {runtime}: {way_out}",)
+        return ()
+
     def read(self, path: str) -> str | None:
         """Return a small file's text without its ends; None if it cannot be read."""
         try:
@@ -56,7 +68,8 @@ class Surroundings:
 class Sighting:
     """The devices that a process may use, in their logical order, and what was noticed.
 
-    ``features`` maps what kernels and data types depend on to whether all of the devices have it.
+    ``features`` maps what kernels and data types depend on to whether all of the devices have it,
+    or to what they have: the default type follows it, and the verdict tells it.
     ``reasons`` say why there are none (one a cause); ``notes`` what a person should know of those
     that are there.
     """
