@@ -152,19 +152,29 @@ class Nodes:
     """Two logical nodes, in a process that starts and ends them."""
 
     def __init__(self, folder):
-        from hardpoint_ray.session import token
+        from hardpoint_ray.own_ray import token
 
         descriptor = os.open(folder / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(token())  # as Ray reads one for each process
         self.token_file = folder / "token"
+        self.address = self._begun(folder)
+
+    def _begun(self, folder, tries=3):
+        """Start them; again where a busy machine had none up in the half minute that Ray allows."""
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("ray_nodes.py")), str(folder), "4"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.address = self._line()
+        try:
+            return self._line()
+        except EOFError:
+            self.close()
+            if tries == 1:
+                raise
+        return self._begun(folder, tries - 1)
 
     def _line(self):
         for line in self.process.stdout:

@@ -11,7 +11,7 @@ import time
 
 import psutil
 import ray
-from hardpoint_ray import session
+from hardpoint_ray.connection import Connection
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray_start import start
 
@@ -55,7 +55,7 @@ def once(executor, **keys):
     started = start(executor, **keys)
     reservation = started._resources.nursery._reservation
     found = {"initialised": ray.is_initialized(), "own": reservation.own, "groups": states()}
-    found["folder"] = str(getattr(session._Connection.current, "_folder", ""))
+    found["folder"] = str(getattr(Connection.current, "folder", ""))
     started.shutdown()
     return found
 

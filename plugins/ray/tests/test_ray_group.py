@@ -140,7 +140,7 @@ def test_a_worker_that_cannot_be_built_raises_its_own_error(launcher):
 
 def test_the_token_is_in_no_environment_and_in_no_command(session):
     import psutil
-    from hardpoint_ray.session import token
+    from hardpoint_ray.own_ray import token
 
     seen = 0
     for process in psutil.process_iter():
@@ -154,24 +154,36 @@ def test_the_token_is_in_no_environment_and_in_no_command(session):
 
 
 def test_nobody_else_enters_the_folder_of_a_ray_that_was_started_here(session):
-    folder = session._connection._folder
+    folder = session.connection.folder
     modes = {each: each.stat().st_mode & 0o777 for each in (folder, folder / "token")}
     assert modes == {folder: 0o700, folder / "token": 0o600}
     assert any((folder / "r").iterdir())  # which Ray has made one for everybody
 
 
-def test_ray_listens_on_this_host_alone(session):
+def test_ray_listens_on_this_host_alone_and_where_it_is_told(session):
     import psutil
+    from hardpoint.rpc.network.listening import listening
+    from hardpoint_ray.listeners import of_ray
+    from hardpoint_ray.settings import RaySettings
 
     family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    addresses = {
-        connection.laddr.ip
-        for process in family
-        for connection in process.net_connections(kind="tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
-    assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    assert addresses
+    found = {process: listening(process.pid) for process in family}
+    assert {host for places in found.values() for host, _ in places} <= {"127.0.0.1", "::1"}
+    told = {each.owner for each in of_ray(RaySettings(address="local"), 1)}
+    owners = {owner_of(process) for process, places in found.items() if places}
+    assert {"gcs_server", "raylet", "each of its processes"} <= owners <= told
+
+
+def owner_of(process):
+    """Return who a process is to the doctor."""
+    command = " ".join(process.cmdline())
+    if process.name() in ("gcs_server", "raylet"):
+        return process.name()
+    if "runtime_env/agent" in command:
+        return "runtime environment agent"
+    if process.pid == os.getpid() or "default_worker.py" in command or command.startswith("ray::"):
+        return "each of its processes"
+    return command
 
 
 def test_steps_are_counted_in_ray_s_metrics_where_that_is_asked_for(monkeypatch):

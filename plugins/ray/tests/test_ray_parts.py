@@ -180,7 +180,13 @@ def test_the_doctor_lists_ray_s_listeners_and_the_driver_s(monkeypatch):
     own = of_ray(RaySettings(), 2)
     assert {each.address for each in own} == {"127.0.0.1:*"}
     joined = of_ray(RaySettings(address="10.0.0.1:6379", listen="10.0.0.7"), 2)
-    assert [each.address for each in joined][:3] == ["10.0.0.1:6379", "10.0.0.7:*", "10.0.0.7:*"]
+    assert [each.address for each in joined] == [
+        "10.0.0.1:6379",
+        "each node's address in Ray:*",
+        "10.0.0.7:*",
+        "10.0.0.7:*",
+        "each node's address in Ray:*",
+    ]
 
 
 def test_no_ray_is_started_that_lets_in_anyone(monkeypatch):
@@ -238,7 +244,7 @@ def listener():
 
 @pytest.mark.parametrize("named", ["key", "variable"])
 def test_an_address_at_which_nobody_listens_is_refused_at_once(listener, monkeypatch, named):
-    from hardpoint_ray import session
+    from hardpoint_ray import connection, session
     from hardpoint_ray.settings import RaySettings
 
     address = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -246,18 +252,18 @@ def test_an_address_at_which_nobody_listens_is_refused_at_once(listener, monkeyp
     name = "plugins.ray.address" if named == "key" else "RAY_ADDRESS"
     if named == "variable":
         monkeypatch.setenv(name, address)
-    monkeypatch.setattr(session.ray, "init", lambda **_: pytest.fail("Ray would try on and on"))
+    monkeypatch.setattr(connection.ray, "init", lambda **_: pytest.fail("Ray would try on and on"))
     with pytest.raises(ExecutorFailedError, match=f"{name} = '{address}' .*refused"):
         session.connect(RaySettings(address=address if named == "key" else None), {})
 
 
 def test_an_address_that_answers_nothing_is_given_up_with_its_key(listener, monkeypatch, caplog):
-    from hardpoint_ray import session
+    from hardpoint_ray import connection, session
     from hardpoint_ray.settings import RaySettings
 
     freed = threading.Event()
-    monkeypatch.setattr(session.ray, "init", lambda **_: freed.wait(60))
-    monkeypatch.setattr(session, "FIRST_LINE", 0.1)
+    monkeypatch.setattr(connection.ray, "init", lambda **_: freed.wait(60))
+    monkeypatch.setattr(connection, "FIRST_LINE", 0.1)
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     settings = RaySettings(address=address, start_timeout=0.5)
     with pytest.raises(ExecutorFailedError, match=f"plugins.ray.address = '{address}' did not"):
@@ -265,7 +271,7 @@ def test_an_address_that_answers_nothing_is_given_up_with_its_key(listener, monk
     assert any("waiting for the Ray at" in line for line in caplog.messages)
     with pytest.raises(ExecutorFailedError, match="start another process"):
         session.connect(settings, {})
-    stuck = session._Connection.stuck
+    stuck = connection.Connection.stuck
     freed.set()
     stuck._thread.join(60)
     assert not stuck._thread.is_alive()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hardpoint
 import ray
 from attrs import evolve, frozen
+from hardpoint.rpc.process_life import end_with_parent
 from hardpoint_multiproc import descriptors
 
 from hardpoint_ray import far_stacks, handover, model_files
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class Whereabouts:
-    """What an actor tells of itself: process, node, version of the core that it has, the descriptor
-    of its memory for stacks, and resource -> ids of what it was given.
+    """What an actor tells of itself: process, the raylet (Ray's own process of its node), node,
+    version of the core that it has, the descriptor of its memory for stacks, and resource -> ids of
+    what it was given.
     """
 
     pid: int
+    raylet: int
     node_id: str
     core: str
     stacks: int
@@ -40,6 +43,10 @@ class WorkerActor:
     """
 
     def __init__(self, title: str) -> None:
+        # While an actor works Ray does not end it with its raylet, and learns of such a node's end
+        # by a quarter of a minute of silence.
+        self._raylet = os.getppid()
+        end_with_parent(self._raylet)
         self._title = title
         self.carriage: Carriage | None = None
         self._stacks = descriptors.memory("stacks")
@@ -54,6 +61,7 @@ class WorkerActor:
         ids = {name: tuple(map(str, each)) for name, each in context.get_accelerator_ids().items()}
         return Whereabouts(
             pid=os.getpid(),
+            raylet=self._raylet,
             node_id=context.get_node_id(),
             core=hardpoint.__version__,
             stacks=self._stacks,

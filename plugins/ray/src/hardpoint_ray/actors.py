@@ -62,6 +62,8 @@ class Actors:
         self._actors: dict[int, _Actor] = {}
         self._heard: Callable[[dict[str, Any], list[int]], None] | None = None
         self._handover = Handover(self._wanted)
+        self._raylet = -1
+        """The pidfd of Ray's own process of this node, with which the actors here end."""
         self._closed = False
         self.ended: list[Callable[[], None]] = []
         """Called, perhaps twice, when no actor is at work any more, before all is given back."""
@@ -189,6 +191,9 @@ class Actors:
                 actor.pidfd = -1
         asking("end what it runs on the actors", self._tell_ended)
         self.loop.end(END_SECONDS)
+        if self._raylet >= 0:
+            os.close(self._raylet)
+            self._raylet = -1
         self.output.close(END_SECONDS)
         self._handover.close()
         if self._reservation is not None:
@@ -217,7 +222,21 @@ class Actors:
         actor.given = None
         actor.session = os.getsid(pid)
         actor.pidfd = os.pidfd_open(pid)
+        if self._raylet < 0:
+            with suppress(ProcessLookupError):  # the actors end with it then
+                self._raylet = os.pidfd_open(actor.where.raylet)
+                self.loop.watch(self._raylet, partial(self._raylet_ended, actor.where.raylet))
         self._started(actor)
+
+    def _raylet_ended(self, pid: int) -> None:
+        """Tell why the actors of this node end: Ray does not know for a quarter of a minute."""
+        self.loop.forget(self._raylet)
+        cause = ExecutorFailedError(
+            f"Ray's process on this node, the raylet (pid {pid}), ended, and the workers with it"
+        )
+        for actor in self._actors.values():
+            if actor.pidfd >= 0 and not actor.over:
+                self._tell_of(actor, None, cause)
 
     def _started(self, actor: _Actor) -> None:
         if self._heard is not None:

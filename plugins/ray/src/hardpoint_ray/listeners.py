@@ -35,5 +35,9 @@ def of_ray(settings: RaySettings, workers: int) -> tuple[Listener, ...]:
         )  # fmt: skip
         return (*rays, agent, *((shared,) if workers > 1 else ()))
     joined = Listener(purpose="Ray", address=address, owner="the Ray joined", protection=ITS_OWN)
-    host = settings.listen or "this node's address in Ray"
-    return (joined, *across_hosts(host, "each node's address in Ray"))
+    host, nodes = settings.listen or "this node's address in Ray", "each node's address in Ray"
+    processes = Listener(
+        purpose="Ray", address=f"{nodes}:*", owner="this process and each worker",
+        protection=ITS_OWN,
+    )  # fmt: skip
+    return (joined, processes, *across_hosts(host, nodes))
