@@ -32,7 +32,7 @@ class Launches:
         self.started.append(made)
         return made
 
-    def settle(self, condition, within=90.0):
+    def settle(self, condition, within=240.0):
         began = time.monotonic()
         while not condition():
             if time.monotonic() - began > within:

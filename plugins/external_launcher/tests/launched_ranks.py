@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PATIENCE = 90.0
+PATIENCE = 240.0
 
 
 def free_port():

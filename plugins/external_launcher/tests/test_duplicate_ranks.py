@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed
 from hardpoint.errors import ConfigError, ExecutorFailedError
+from hardpoint.rpc.network import key_file
 from hardpoint_external_launcher.launchers import Seat
 from hardpoint_external_launcher.lines import born_at
 from hardpoint_external_launcher.seats import Occupant, Seats, engines
@@ -67,7 +68,15 @@ def agent():
     del made
 
 
+@pytest.fixture
+def key(tmp_path):
+    """The setting of a key file that stays."""
+    key_file.write(tmp_path / "key")
+    return f'plugins.external_launcher.key_file="{tmp_path / "key"}"'
+
+
 def elastic(agent):
+    """Return what torchrun tells, whose store ranks use that have a key file."""
     return lambda rank: {
         "TORCHELASTIC_RUN_ID": "test",
         "TORCHELASTIC_RESTART_COUNT": "0",
@@ -77,9 +86,9 @@ def elastic(agent):
 
 
 @pytest.mark.slow
-def test_who_comes_when_all_have_met_is_refused_and_disturbs_nobody(launch, agent):
+def test_who_comes_when_all_have_met_is_refused_and_disturbs_nobody(launch, agent, key):
     """By torchrun's store, which stays; also the next engine of the same processes starts."""
-    ranks = launch("twice_with_a_gate", 2, environ=elastic(agent))
+    ranks = launch("twice_with_a_gate", 2, key, environ=elastic(agent))
     for rank in (0, 1):
         launch.settle(lambda rank=rank: "at gate" in ranks.out(rank))
     ranks.start(1, "late")
@@ -92,10 +101,10 @@ def test_who_comes_when_all_have_met_is_refused_and_disturbs_nobody(launch, agen
 
 
 @pytest.mark.slow
-def test_a_process_may_follow_another_of_its_rank(launch, agent):
-    first = launch("steps", 2, environ=elastic(agent))
-    assert first.wait() == [0, 0]
-    second = launch("steps", 2, environ=elastic(agent))
+def test_a_process_may_follow_another_of_its_rank(launch, agent, key):
+    first = launch("steps", 2, key, environ=elastic(agent))
+    assert first.wait() == [0, 0], [first.error(rank) for rank in (0, 1)]
+    second = launch("steps", 2, key, environ=elastic(agent))
     assert second.wait() == [0, 0], [second.error(rank) for rank in (0, 1)]
 
 

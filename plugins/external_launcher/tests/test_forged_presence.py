@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from datetime import timedelta
 
 import pytest
-import torch.distributed
 from attrs import evolve
 from hardpoint.errors import ExecutorFailedError, WorkerDiedError
+from hardpoint.rpc.network.store import StoreLostError
+from hardpoint_external_launcher.launchers import seat_of
 from hardpoint_external_launcher.lines import Line, born_at
+from hardpoint_external_launcher.places import HostPlace
 from hardpoint_external_launcher.presence import PROOF, Presence
 
 OWN = os.getpid()
@@ -94,28 +95,41 @@ HOLDER = "import sys, time; f = open(sys.argv[1], 'r+b'); print(f.fileno(), flus
     ],
 )
 def test_a_file_that_another_process_has_open_is_not_written_to(launch, tmp_path, field):
-    """Whatever a stranger writes of a rank that has not come, or of rank 0, into the store."""
+    """Whatever is written of a rank that has not come, or of rank 0: by another process of this
+    user, as no other gets to the store.
+    """
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious\n" * 50)
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(precious)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
+    real, forged = (0, 1) if field == "offers" else (1, 0)
+    ranks = launch("steps", 2, only=[real])
+    place = HostPlace(seat_of(launch.module.variables(forged, 2, ranks.port)))
     try:
         descriptor = int(holder.stdout.readline())
-        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        environ = {"TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": "True",
-                   "MASTER_PORT": str(store.port)}  # fmt: skip
-        real, forged = (0, 1) if field == "offers" else (1, 0)
-        ranks = launch("steps", 2, only=[real], environ=lambda rank: environ)
-        key = f"hardpoint/test//1/{real}"
-        store.set_timeout(timedelta(seconds=90))
-        own = json.loads(store.get(key))
+        if forged == 0:
+            place.serve()
+        found = []
+
+        def reached():
+            try:
+                found[:] = [place.reach(1.0)]
+            except StoreLostError:
+                return False
+            return True
+
+        launch.settle(reached)
+        (store,) = found
+        launch.settle(lambda: store.check([f"hardpoint///1/{real}"]))
+        own = json.loads(store.get(f"hardpoint///1/{real}"))
         told = {**own, "rank": forged, "pid": holder.pid, "born": born_at(holder.pid)}
         told[field] = {str(real): descriptor} if field == "offers" else descriptor
-        store.set(f"hardpoint/test//1/{forged}", json.dumps(told))
+        store.set(f"hardpoint///1/{forged}", json.dumps(told))
         assert ranks.wait(real) == [1]
         assert f"was not written by process {holder.pid}" in ranks.out(real), ranks.error(real)
         assert precious.read_bytes() == b"precious\n" * 50
     finally:
+        place.close()
         holder.communicate("\n", timeout=60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ from hardpoint.config.loading import load_config
 from hardpoint.errors import ConfigError, ExecutorFailedError, PluginError, StartTimeoutError
 from hardpoint.messages import CachedRequestData, SchedulerOutput
 from hardpoint.records import Placement
+from hardpoint.rpc.network.key_file import JoinKeys
 from hardpoint.rpc.network.listening import listening
 from hardpoint.worker_calls import DivergedError
 from hardpoint_external_launcher.agreement import (
@@ -27,6 +29,7 @@ from hardpoint_external_launcher.agreement import (
 from hardpoint_external_launcher.launchers import Seat
 from hardpoint_external_launcher.lines import born_at
 from hardpoint_external_launcher.listeners import of_ranks
+from hardpoint_external_launcher.places import HostPlace, KeyedPlace, LauncherPlace
 from hardpoint_external_launcher.presence import Presence
 from hardpoint_external_launcher.settings import ExternalLauncherSettings
 from hardpoint_external_launcher.store import Store
@@ -37,50 +40,93 @@ def seat(**more):
     return Seat(**given)
 
 
-def store(**more):
-    return Store(seat(**more), time.monotonic() + 0.2, 0.2)
+def gather(place, who, left=0.2):
+    """Have a rank meet the others; ``left`` are the seconds to its deadline."""
+    with contextlib.closing(Store(place, time.monotonic() + left, 0.2)) as store:
+        return store.gather(who)
+
+
+def keyed(**more):
+    return KeyedPlace(seat(**more), JoinKeys.make(), 10.0)
 
 
 def test_rank_0_listens_at_the_address_that_is_named_and_at_no_other():
-    listener = store(address="127.0.0.3", port=0)._listener()
-    with listener:
-        assert listener.getsockname()[0] == "127.0.0.3"
+    with socket.create_server(("127.0.0.3", 0)) as free:
+        port = free.getsockname()[1]
+    place = keyed(address="127.0.0.3", port=port)
+    place.serve()
+    try:
+        assert ("127.0.0.3", port) in listening(os.getpid())
+        assert all(other != port for host, other in listening(os.getpid()) if host != "127.0.0.3")
+        way = place.reach(1.0)
+        way.set("a", "b")
+        assert way.get("a") == b"b"
+    finally:
+        place.close()
+    assert ("127.0.0.3", port) not in listening(os.getpid())
+
+
+def own(rank=0):
+    return Presence(rank=rank, pid=os.getpid(), born=born_at(os.getpid()), host="h", offers={},
+                    memory=-1, board=-1, seed=5, identity={})  # fmt: skip
 
 
 def test_a_port_that_is_taken_and_an_address_of_no_host_are_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"MASTER_PORT = '{port}': rank 0 cannot listen"):
-            store(address="127.0.0.1", port=port)._listener()
-    with pytest.raises(ConfigError, match=r"MASTER_ADDR = '192\.0\.2\.1': rank 0 cannot listen"):
-        store(address="192.0.2.1", port=29500)._listener()
+            gather(keyed(address="127.0.0.1", port=port), own())
+    for place in (keyed, lambda **more: HostPlace(seat(**more))):
+        with pytest.raises(ConfigError, match=r"MASTER_ADDR = '192\.0\.2\.1': rank 0 cannot"):
+            gather(place(address="192.0.2.1", port=29500), own())
 
 
-def test_a_name_that_means_every_interface_is_refused():
+def test_ranks_of_another_host_than_rank_0s_are_told_of_the_key_file():
+    place = HostPlace(seat(rank=1, address="192.0.2.1", port=29500))
+    with pytest.raises(ConfigError, match=r"key_file.*192\.0\.2\.1 is no address of this host"):
+        gather(place, own(1))
+
+
+@pytest.mark.parametrize("kind", [keyed, lambda **more: HostPlace(seat(**more))])
+def test_a_name_that_means_every_interface_is_refused(kind):
     """Of numbers the launcher's variables tell already."""
     with pytest.raises(ConfigError, match=r"MASTER_ADDR = '0 = 0\.0\.0\.0': is no address of one"):
-        store(address="0", port=29500)._listener()
+        gather(kind(address="0", port=29500), own())
 
 
 def test_ranks_that_are_all_there_are_not_too_late():
     """However long the machine took."""
     agent = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    own, other = (
-        Presence(rank=rank, pid=os.getpid(), born=born_at(os.getpid()), host="h", offers={},
-                 memory=-1, board=-1, seed=5, identity={}) for rank in (0, 1)
-    )  # fmt: skip
-    agent.set("hardpoint//1/1", other.text())
-    place = seat(address="127.0.0.1", port=agent.port, hosts_store=True)
-    assert Store(place, time.monotonic() - 1.0, 1.0).gather(own) == [own, other]
+    agent.set("hardpoint//1/1", own(1).text())
+    place = LauncherPlace(seat(address="127.0.0.1", port=agent.port, hosts_store=True))
+    assert gather(place, own(), -1.0) == [own(), own(1)]
     with pytest.raises(StartTimeoutError, match="rank 1: not come"):  # with its next engine
-        Store(place, time.monotonic() - 1.0, 1.0).gather(own)
+        gather(place, own(), -1.0)
 
 
-def test_who_does_not_come_is_named():
+KINDS = {
+    "host": HostPlace,
+    "keyed": lambda given: KeyedPlace(given, JoinKeys.make(), 1.0),
+    "launcher's": LauncherPlace,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_does_not_come_is_named(kind):
+    place = KINDS[kind](seat(rank=1, address="127.0.0.1", port=9, local_size=2))
     with pytest.raises(StartTimeoutError, match=r"rank 0: not come to 127\.0\.0\.1:9") as caught:
-        store(rank=1, address="127.0.0.1", port=9)._await_listener()
+        gather(place, own(1))
     assert "plugins.external_launcher.start_timeout" in str(caught.value)
+    assert "key_file" in str(caught.value)
     assert "rank 1:" not in str(caught.value)
+
+
+def test_a_launchers_store_that_strangers_block_ends_the_ranks_by_their_deadline():
+    """As torchrun's does, which answers nobody while enough of them are silent."""
+    with socket.create_server(("127.0.0.1", 0)) as blocked:
+        place = LauncherPlace(seat(address="127.0.0.1", port=blocked.getsockname()[1]))
+        with pytest.raises(StartTimeoutError, match="rank 1: not come to"):
+            gather(place, own(), 0.2)
 
 
 @pytest.mark.parametrize(
@@ -116,32 +162,6 @@ def test_a_sealed_presence_is_read_by_who_has_the_same_secret_alone():
         Presence.of(2, sealed.encode())
 
 
-@pytest.mark.slow
-def test_noise_at_the_store_keeps_nobody_from_meeting(launch):
-    """S1."""
-    ranks = launch("memory", 2, only=[0])
-    launch.settle(lambda: not _free(ranks.port))
-    assert listening(ranks.processes[0].pid) == {("127.0.0.1", ranks.port)}, "S6: as is told"
-    for noise in (b"", b"\0" * 64, os.urandom(4096), b"\xff" * 16, b"GET / HTTP/1.1\r\n\r\n"):
-        with socket.create_connection(("127.0.0.1", ranks.port), 10) as connection:
-            connection.sendall(noise)
-    held = socket.create_connection(("127.0.0.1", ranks.port), 10)  # says nothing, and stays
-    with held:
-        ranks.start(1)
-        assert ranks.wait() == [0, 0], [ranks.error(rank) for rank in (0, 1)]
-    assert ranks.out(0) == ranks.out(1)
-
-
-def _free(port):
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
-
-
 def listeners(workers, environ, **settings):
     platform = SimpleNamespace(placement=lambda config: Placement(num_workers=workers))
     config = SimpleNamespace(settings_of=lambda name: ExternalLauncherSettings(**settings))
@@ -153,10 +173,16 @@ def test_the_doctor_tells_of_the_store():
     place = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29500"}
     agent = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     assert listeners(1, {}) == []
-    assert listeners(2, {})[0] == ("rendezvous store", "MASTER_ADDR:MASTER_PORT")
-    assert listeners(2, {**by_hand, **place})[0] == ("rendezvous store", "10.0.0.7:29500")
-    assert listeners(2, {**by_hand, **place, **agent})[0] == ("rendezvous store", "*:29500")
-    _, ranks, collectives = listeners(2, {**by_hand, **place}, key_file="k", address="10.0.0.8")
+    here = ("rendezvous store", "a Unix socket without a file")
+    for environ in ({}, {**by_hand, **place}, {**by_hand, **place, **agent}):
+        assert listeners(2, environ) == [here, ("collectives", "127.0.0.1:*")]
+    given = {"key_file": "k", "address": "10.0.0.8"}
+    assert listeners(2, {}, **given)[0] == ("rendezvous store", "MASTER_ADDR:MASTER_PORT")
+    assert listeners(2, agent, **given)[0] == ("rendezvous store", "*:MASTER_PORT")
+    served = listeners(2, {**by_hand, **place, **agent}, **given)
+    assert served[0] == ("rendezvous store", "*:29500")
+    own_store, ranks, collectives = listeners(2, {**by_hand, **place}, **given)
+    assert own_store == ("rendezvous store", "10.0.0.7:29500")
     assert ranks == ("ranks of other hosts", "10.0.0.8:*")
     assert collectives == ("collectives", "10.0.0.8:*")
 

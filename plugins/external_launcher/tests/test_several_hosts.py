@@ -155,19 +155,6 @@ def test_without_a_key_file_ranks_of_several_hosts_are_refused_by_its_name(hosts
 
 
 @pytest.mark.slow
-def test_another_key_file_is_another_group(hosts, tmp_path):
-    for name in ("key", "other"):
-        key_file.write(tmp_path / name)
-    ranks = hosts("generate", 2, only=[0])
-    ranks.command[-1] = f'{PLUGIN}.key_file="{tmp_path / "other"}"'
-    ranks.start(1)
-    assert ranks.wait() == [1, 1]
-    for rank in (0, 1):
-        assert f"rank {1 - rank} is not sealed by this rank's key file" in ranks.out(rank)
-    assert (tmp_path / "key").exists(), "a file that was there stays"
-
-
-@pytest.mark.slow
 def test_no_key_of_the_ranks_is_seen(hosts, launch):
     """S7: neither in what a rank was started with nor in what it says."""
     keys = key_file.write(hosts.key_file)

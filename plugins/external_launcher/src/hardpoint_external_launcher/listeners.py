@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from hardpoint.config import Config
     from hardpoint.platform import Platform
 
-STRANGERS = "none: a stranger can keep the ranks from meeting, and have them run nothing"
+OPEN = (
+    "none of the launcher's; what the ranks write there is sealed by their key file, and strangers "
+    "can keep them from meeting, until plugins.external_launcher.start_timeout ends them"
+)
 
 
 def of_ranks(
@@ -26,29 +29,17 @@ def of_ranks(
     """
     if platform.placement(config).num_workers == 1:
         return ()
-    place, served = f"{ADDRESS}:{PORT}", False
-    try:
-        seat = seat_of(environ)
-        place, served = f"{seat.address}:{seat.port}", seat.hosts_store
-    except ConfigError:
-        pass
-    store = Listener(
-        purpose="rendezvous store",
-        address=place,
-        owner="rank 0, or torchrun (which listens at every address of its host)",
-        protection=STRANGERS,
-        until="all ranks have met; torchrun's: the end",
-    )
-    if served:
-        store = Listener(
-            purpose="rendezvous store",
-            address=f"*:{place.rpartition(':')[2]}",
-            owner=TORCHRUN.name,
-            protection=STRANGERS,
-        )
     settings = config.settings_of("external_launcher")
     if isinstance(settings, ExternalLauncherSettings) and settings.key_file is not None:
-        return store, *_abroad(settings.address or "the address towards MASTER_ADDR")
+        own = settings.address or f"the address towards {ADDRESS}"
+        return _store(environ), *_abroad(own)
+    store = Listener(
+        purpose="rendezvous store",
+        address="a Unix socket without a file",
+        owner="rank 0",
+        protection="this host's processes of this user alone, as the system tells whose they are",
+        until="all ranks have met",
+    )
     collectives = Listener(
         purpose="collectives",
         address="127.0.0.1:*",
@@ -56,6 +47,29 @@ def of_ranks(
         protection="reached from this host alone; none where the platform shares memory",
     )
     return store, collectives
+
+
+def _store(environ: Mapping[str, str]) -> Listener:
+    place, port, served = f"{ADDRESS}:{PORT}", PORT, TORCHRUN.signs[0] in environ
+    try:
+        seat = seat_of(environ)
+        place, port, served = f"{seat.address}:{seat.port}", str(seat.port), seat.hosts_store
+    except ConfigError:
+        pass
+    if served:
+        return Listener(
+            purpose="rendezvous store",
+            address=f"*:{port}",
+            owner=TORCHRUN.name,
+            protection=OPEN,
+        )
+    return Listener(
+        purpose="rendezvous store",
+        address=place,
+        owner="rank 0, unless torchrun serves its own there, open to anybody",
+        protection="CURVE, by the keys of the key file",
+        until="all ranks have met",
+    )
 
 
 def _abroad(address: str) -> tuple[Listener, Listener]:

@@ -4,7 +4,6 @@ lines of their own.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import secrets
@@ -23,11 +22,14 @@ from hardpoint.records import Problem
 from hardpoint_external_launcher.agreement import check_identities
 from hardpoint_external_launcher.launchers import Seat
 from hardpoint_external_launcher.lines import Line, born_at, opened
+from hardpoint_external_launcher.places import place_of
 from hardpoint_external_launcher.presence import PROOF, Presence
 from hardpoint_external_launcher.settings import KEY_FILE, ExternalLauncherSettings
 from hardpoint_external_launcher.store import Store
 
 if TYPE_CHECKING:
+    from hardpoint.rpc.network.key_file import JoinKeys
+
     from hardpoint_external_launcher.abroad import Abroad
 
 _logger = logging.getLogger("hardpoint.executor.external_launcher")
@@ -104,14 +106,16 @@ def meet(
             undo.callback(line.close)
         memory = os.memfd_create("hardpoint-rendezvous", os.MFD_CLOEXEC) if seat.rank == 0 else -1
         deadline = time.monotonic() + timeout
-        secret, made = _secret(seat, settings)
+        keys, made = _keys(seat, settings)
+        secret = b"" if keys is None else keys.shared_secret()
+        place = place_of(seat, keys, settings.peer_timeout)
         company = Company(
             presences=[],
             lines=lines,
             memory=memory,
             board=board,
             proof=os.memfd_create(PROOF, os.MFD_CLOEXEC),
-            store=Store(seat, deadline, timeout, secret),
+            store=Store(place, deadline, timeout, secret),
             made=made,
         )
         undo.callback(company.close)
@@ -167,21 +171,19 @@ def _this_host(settings: ExternalLauncherSettings) -> str:
     return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{settings.address or ''}"
 
 
-def _secret(seat: Seat, settings: ExternalLauncherSettings) -> tuple[bytes, Path | None]:
-    """Return what seals the ranks' presences, empty without a key file, and the file if it was made
-    for this run.
+def _keys(seat: Seat, settings: ExternalLauncherSettings) -> tuple[JoinKeys | None, Path | None]:
+    """Return the keys of the key file, None without one, and the file if it was made for this
+    run.
     """
     if settings.key_file is None or seat.world_size == 1:
-        return b"", None
+        return None, None
     from hardpoint.rpc.network.key_file import awaited, read_or_write
 
     path = Path(settings.key_file)
-    if seat.rank == 0:
-        keys, made = read_or_write(path)
-    else:
-        keys, made = awaited(path, settings.start_timeout), False
-    text = keys.leader.secret + keys.follower.secret
-    return hashlib.sha256(text.encode()).digest(), path if made else None
+    if seat.rank:
+        return awaited(path, settings.start_timeout), None
+    keys, made = read_or_write(path)
+    return keys, path if made else None
 
 
 def _abroad(seat: Seat, settings: ExternalLauncherSettings) -> Abroad:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
 from hardpoint.hookspecs import hookimpl
@@ -16,11 +15,6 @@ def probe() -> Verdict:
             available=False,
             reason=f"its processes find each other by means that Linux alone has, and this is "
             f"{sys.platform}",
-        )
-    if importlib.util.find_spec("torch") is None:
-        return Verdict(
-            available=False,
-            reason="torch, whose store the processes meet by, is not installed (pip install torch)",
         )
     return Verdict(available=True, reason="processes that torchrun, mpirun or srun start")
 

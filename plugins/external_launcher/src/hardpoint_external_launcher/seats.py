@@ -5,7 +5,6 @@ taken is refused, and so are all that wait there with it: who belongs together i
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from attrs import frozen
 from hardpoint.errors import ConfigError, ExecutorFailedError
@@ -13,6 +12,7 @@ from hardpoint.records import Problem
 
 from hardpoint_external_launcher.launchers import PORT, Seat
 from hardpoint_external_launcher.lines import born_at
+from hardpoint_external_launcher.named_store import MeetingStore
 from hardpoint_external_launcher.presence import sealed, unsealed
 
 
@@ -48,7 +48,7 @@ def engines(name: str, rank: int) -> str:
 class Seats:
     """The seats of one start of the group, whose keys begin with ``name``."""
 
-    def __init__(self, store: Any, name: str, seat: Seat, secret: bytes) -> None:
+    def __init__(self, store: MeetingStore, name: str, seat: Seat, secret: bytes) -> None:
         self._store = store
         self._name = name
         self._seat = seat
