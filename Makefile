@@ -53,18 +53,19 @@ lint: $(VENV)/test.stamp
 	$(BIN)/mypy core/src engine/src conformance/src scaffold/src plugins/*/src/*/plugin.py examples/out_of_tree/*/src/*/plugin.py
 
 # Parity has the machine for itself: torch computes with every core there. The rest runs side by side, a thread each.
-# The last line of each: every check holds without `assert` statements, too (all of it in test-slow).
+# Every check holds without `assert` statements, too: those of the driver's side each time, the others' in test-slow.
 EVERYTHING := core engine runtime conformance scaffold plugins tests
+WITHOUT_ASSERTS := core engine
 SIDE_BY_SIDE := $(BIN)/python -m pytest -q --numprocesses auto --dist loadfile
 
 test: lint
 	OMP_NUM_THREADS=1 $(SIDE_BY_SIDE) -m "not slow" --ignore tests/parity $(EVERYTHING)
 	$(BIN)/python -m pytest -q -m "not slow" tests/parity
-	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(SIDE_BY_SIDE) -m "not slow" core engine
+	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(SIDE_BY_SIDE) -m "not slow" $(WITHOUT_ASSERTS)
 
 test-slow: $(VENV)/test.stamp $(VENV)/metrics.stamp
 	$(BIN)/python -m pytest -q -m slow $(EVERYTHING)
-	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(SIDE_BY_SIDE) -m "not slow" $(EVERYTHING)
+	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(SIDE_BY_SIDE) -m "not slow" $(filter-out $(WITHOUT_ASSERTS),$(EVERYTHING))
 
 docs: $(VENV)/test.stamp
 	$(BIN)/python -m sphinx -W --keep-going -q docs build/docs

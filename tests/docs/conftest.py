@@ -48,7 +48,7 @@ class Sample:
             arguments = ("-c", main, *arguments)
         kept = {name: value for name, value in os.environ.items() if "HARDPOINT" not in name}
         done = subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, timeout=300, check=False,
+            [sys.executable, *arguments], capture_output=True, text=True, timeout=1200, check=False,
             env={**kept, "PYTHONPATH": str(self.folder)},
         )  # fmt: skip
         assert done.returncode == code, done.stderr

@@ -30,7 +30,7 @@ def run_ordered(*arguments, code=0):
         cwd=HERE.parents[2],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=3000,
         check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stdout[-6000:] + done.stderr[-2000:]
