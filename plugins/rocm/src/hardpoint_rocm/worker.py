@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import ClassVar, cast
+from typing import ClassVar
 
-from hardpoint_runtime.accelerator.device import AcceleratorDeviceOps
-from hardpoint_runtime.accelerator.platform import AcceleratorPlatform
-from hardpoint_runtime.accelerator.substitute import SubstituteDeviceOps
 from hardpoint_runtime.accelerator.worker import AcceleratorWorker
 
 from hardpoint_rocm.device import RocmDeviceOps, RocmGroupDeviceOps
@@ -19,13 +16,6 @@ class RocmWorker(AcceleratorWorker):
     """One rank on one AMD GPU."""
 
     device_type: ClassVar[str] = "cuda"
-
-    def make_device(self) -> AcceleratorDeviceOps:
-        """Build the port to the rank's GPU, or to what stands for it."""
-        platform = cast("AcceleratorPlatform", self.platform)
-        if platform.on_substitute:
-            return SubstituteDeviceOps.of(platform.accelerator_settings, self.device_index)
-        return self.port_class()(self.torch_device, self.device_index, sleeps=platform.sleeps)
 
     def port_class(self) -> type[RocmDeviceOps]:
         """Return what this rank's port is, and tell why steps run without graphs by default."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import torch
 from hardpoint.errors import ConfigError, PluginError, UnsupportedError
 from hardpoint.records import Problem, SleepReport
-from hardpoint_runtime.accelerator.device import AcceleratorDeviceOps
+from hardpoint_runtime.accelerator.substitute import SubstituteDeviceOps
 from hardpoint_runtime.accelerator.worker import AcceleratorWorker
 
 from hardpoint_xpu.device import XpuDeviceOps, XpuSubstituteOps
@@ -19,19 +19,17 @@ class XpuWorker(AcceleratorWorker):
     """One rank on one Intel GPU."""
 
     device_type: ClassVar[str] = "xpu"
+    substitute_class: ClassVar[type[SubstituteDeviceOps]] = XpuSubstituteOps
 
     @property
     def xpu_platform(self) -> XpuPlatform:
         """The platform, typed."""
         return cast("XpuPlatform", self.platform)
 
-    def make_device(self) -> AcceleratorDeviceOps:
-        """Build the port to the rank's GPU, or to what stands for it. Raises PluginError where
-        torch sees none: it may be built for it, and a runtime be missing.
+    def port_class(self) -> type[XpuDeviceOps]:
+        """Return what this rank's port is. Raises PluginError where torch sees no device: it may be
+        built for it, and a runtime be missing.
         """
-        platform = self.xpu_platform
-        if platform.on_substitute:
-            return XpuSubstituteOps.of(platform.accelerator_settings, self.device_index)
         module = getattr(torch, self.torch_device, None)
         if module is None or not module.is_available():
             raise PluginError(
@@ -39,7 +37,7 @@ class XpuWorker(AcceleratorWorker):
                 "is Level Zero installed (libze_loader, intel-opencl-icd), and may this user open "
                 "/dev/dri?"
             )
-        return XpuDeviceOps(self.torch_device, self.device_index, sleeps=platform.sleeps)
+        return XpuDeviceOps
 
     def init_device(self) -> None:
         """Take the device. Raises ConfigError for bfloat16 on one that does not compute in it."""

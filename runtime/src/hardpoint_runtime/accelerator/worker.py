@@ -13,6 +13,7 @@ from hardpoint.errors import LifecycleError, MemoryBudgetError, UnsupportedError
 from hardpoint_runtime.accelerator.device import AcceleratorDeviceOps
 from hardpoint_runtime.accelerator.memory import MemoryProfile, MemorySnapshot
 from hardpoint_runtime.accelerator.model_runner import WEIGHTS, AcceleratorModelRunner
+from hardpoint_runtime.accelerator.substitute import SubstituteDeviceOps
 from hardpoint_runtime.device import DeviceOps
 from hardpoint_runtime.worker import TorchWorker
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from hardpoint.kv_cache import KVCacheConfig
     from hardpoint.records import LoadReport, SleepReport
 
+    from hardpoint_runtime.accelerator.platform import AcceleratorPlatform
     from hardpoint_runtime.accelerator.pools import AddressKeepingPools
 
 _logger = logging.getLogger("hardpoint.worker")
@@ -38,6 +40,8 @@ class AcceleratorWorker(TorchWorker):
 
     device_type: ClassVar[str] = ""
     """torch's name of the device; empty: the platform's name."""
+    substitute_class: ClassVar[type[SubstituteDeviceOps]] = SubstituteDeviceOps
+    """The port where host memory stands for the device."""
 
     baseline: MemorySnapshot | None = None
     memory_profile: MemoryProfile | None = None
@@ -56,8 +60,15 @@ class AcceleratorWorker(TorchWorker):
         return cast("AcceleratorDeviceOps", self._device("the device"))
 
     def make_device(self) -> AcceleratorDeviceOps:
-        """Build the port to this rank's device."""
-        return AcceleratorDeviceOps(self.torch_device, self.device_index)
+        """Build the port to this rank's device, or to what stands for it."""
+        platform = cast("AcceleratorPlatform", self.platform)
+        if platform.on_substitute:
+            return self.substitute_class.of(platform.accelerator_settings, self.device_index)
+        return self.port_class()(self.torch_device, self.device_index, sleeps=platform.sleeps)
+
+    def port_class(self) -> type[AcceleratorDeviceOps]:
+        """Return what this rank's port is."""
+        return AcceleratorDeviceOps
 
     # Memory.
 
