@@ -112,12 +112,12 @@ def test_a_diversion_ends_with_its_last_user():
     def divert():
         with prints_diverted():
             inside.set()
-            leave.wait(20)
+            leave.wait(60)
 
     other = threading.Thread(target=divert)
     with prints_diverted():
         other.start()
-        inside.wait(20)
+        inside.wait(60)
     assert sys.stdout is sys.stderr
     leave.set()
     other.join()

@@ -70,7 +70,7 @@ class Fake(WorkerLoop, Services):
 
     def _wait_for_tasks_completion(self, parallel_worker_tasks):
         for task in parallel_worker_tasks:
-            task.result(20)
+            task.result(60)
 
 
 def step(number):

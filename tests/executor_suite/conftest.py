@@ -24,7 +24,7 @@ from hardpoint.registry import Registry
 from hardpoint.sampling_params import SamplingParams
 from hardpoint.selection import select_executor, select_platform
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds after which a wait is a failure; nothing here takes as long."""
 
 

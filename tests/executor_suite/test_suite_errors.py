@@ -65,7 +65,7 @@ def raise_error(worker, what):
 def caught_from(group, what, **how):
     def call():
         result = group.collective_rpc(raise_error, args=(what,), **how)
-        return result.result(20)
+        return result.result(60)
 
     with pytest.raises(RemoteError) as caught:
         call()
@@ -151,7 +151,7 @@ def test_a_failing_step_fails_alone_and_is_never_an_output(launcher, steps, non_
 
     def run(plan, method=group.execute_model):
         result = method(plan, non_block=non_block)
-        return result.result(20) if non_block else result
+        return result.result(60) if non_block else result
 
     first = run(steps.new())
     with pytest.raises(RemoteError) as caught:

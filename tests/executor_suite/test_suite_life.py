@@ -39,7 +39,7 @@ def test_a_long_call_on_a_healthy_worker_is_healthy(group, gate, steps, world_si
         assert (report.rank, report.step_id) == (rank, plan.step_id)
         assert began <= report.busy_since <= time.monotonic()
     gate.open()
-    held.result(20)
+    held.result(60)
     group.collective_rpc("supported_tasks")
     assert [report.busy_since for report in group.check_health()] == [None] * world_size
 
@@ -68,7 +68,7 @@ def test_failure_ends_every_pending_call_once(group, gate):
     futures += [group.collective_rpc("supported_tasks", non_block=True) for _ in range(5)]
     error = WorkerDiedError(rank=0, pid=1, exit=1)
     group.fail(error)
-    assert [future.exception(20) for future in futures] == [error] * 6
+    assert [future.exception(60) for future in futures] == [error] * 6
     assert group.calls.pending == 0
 
 
@@ -153,9 +153,9 @@ def test_shutdown_ends_running_work_and_runs_no_queued_call(launcher, tmp_path, 
     running = group.execute_model(steps.new(), non_block=True)
     queued = group.collective_rpc(mark, args=(str(marker),), non_block=True)
     group.shutdown()
-    error = running.exception(20)
+    error = running.exception(60)
     assert isinstance(error, ExecutorFailedError) or isinstance(error.__cause__, CancelledStepError)
-    assert isinstance(queued.exception(20), ExecutorFailedError)
+    assert isinstance(queued.exception(60), ExecutorFailedError)
     assert not marker.exists()
 
 
@@ -165,7 +165,7 @@ def test_shutdown_keeps_its_deadline_though_a_worker_is_stuck(launcher, gate, ca
     gate.wait_entered(world_size)
     with caplog.at_level(logging.WARNING, logger="hardpoint"):
         group.shutdown(timeout=0.05)
-    assert isinstance(held.exception(20), ExecutorFailedError)
+    assert isinstance(held.exception(60), ExecutorFailedError)
     gate.open()
 
 
@@ -174,7 +174,7 @@ def test_a_collected_executor_frees_its_workers(launcher, eventually):
     executor_class, config, registry, platform = launcher.prepare()
     group = executor_class.start(config, registry, platform)
     future = group.collective_rpc("supported_tasks", non_block=True)
-    future.result(20)
+    future.result(60)
     gone = weakref.ref(group)
     del group
     gc.collect()
@@ -190,7 +190,7 @@ def test_calls_pending_when_the_executor_is_collected_end(launcher, gate):
     del group
     gc.collect()
     gate.open()
-    assert isinstance(queued.exception(20), ExecutorFailedError)
+    assert isinstance(queued.exception(60), ExecutorFailedError)
 
 
 # Exclusive platforms, and two engines in one process.

@@ -55,7 +55,7 @@ def test_a_step_gives_the_output_ranks_output(group, steps):
     plan = steps.new()
     output = group.execute_model(plan)
     assert (output.step_id, output.req_ids) == (plan.step_id, ("a",))
-    again = group.execute_model(steps.next(3, 1), non_block=True).result(20)
+    again = group.execute_model(steps.next(3, 1), non_block=True).result(60)
     assert len(again.tokens[0]) == 1
     assert again.nan_counts == {}
 

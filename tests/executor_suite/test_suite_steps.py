@@ -367,7 +367,7 @@ def test_shut_down_with_steps_in_flight(engine):
     while len(one.core.scheduler.roster.in_flight) < one.depth:
         assert stepping.is_alive()
     one.core.shutdown(5)
-    stepping.join(20)
+    stepping.join(60)
     assert not stepping.is_alive()
     one.run()
     assert {end.finish_reason for end in one.ends.values()} == {"abort"}

@@ -22,7 +22,7 @@ from hardpoint.rpc.control import (
     lane,
 )
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Pair:

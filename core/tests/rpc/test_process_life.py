@@ -12,7 +12,7 @@ import time
 import pytest
 from hardpoint.rpc.process_life import is_stopped, members, thread_count
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 CHAIN = """
 import os, subprocess, sys, time

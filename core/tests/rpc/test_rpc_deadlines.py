@@ -43,7 +43,7 @@ def test_one_thread_serves_all_and_ends_when_none_is_left():
     thread = deadlines._thread
     assert [t.name for t in threading.enumerate()].count("hardpoint-deadlines") >= 1
     expired.wait_for(100)
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     deadlines.add(time.monotonic(), 100)
     expired.wait_for(101)
@@ -56,7 +56,7 @@ def test_closing_forgets_deadlines_and_ends_the_thread():
     thread = deadlines._thread
     deadlines.close()
     deadlines.close()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     deadlines.add(time.monotonic(), 2)
     assert expired.ids == []

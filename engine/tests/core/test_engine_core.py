@@ -311,7 +311,7 @@ class TestTheEnd:
         while one.core.executor.check_health()[0].busy_since is None:
             assert stepping.is_alive()
         one.core.shutdown()
-        stepping.join(10)
+        stepping.join(60)
         assert not stepping.is_alive()
         assert one.ends["a"].finish_reason == "abort"
 

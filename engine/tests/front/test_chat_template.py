@@ -199,7 +199,7 @@ def test_the_process_knows_no_secrets_and_ends_with_its_driver(monkeypatch, temp
     process = child(one)
     assert b"s3cret" not in Path(f"/proc/{process.pid}/environ").read_bytes()
     process.stdin.close()  # what it sees when the driver is gone
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
 
 
 def test_the_process_can_open_nothing_and_start_nothing(template):

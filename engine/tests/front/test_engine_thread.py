@@ -103,7 +103,7 @@ def test_a_shutdown_ends_other_threads_calls_by_an_error():
     next(llm.stream("b", LONG))
     llm.shutdown()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert [type(error) for error in raised] == [ExecutorFailedError] * 2
     assert "shut down" in str(raised[0])
 

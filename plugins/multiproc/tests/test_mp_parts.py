@@ -21,7 +21,7 @@ from hardpoint_multiproc.output import KEPT_LINES, LONGEST_LINE, Output
 from hardpoint_multiproc.start_choice import NURSERY, PLAIN, choose, read_early
 from hardpoint_multiproc.titles import title_of
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 # Names.
 

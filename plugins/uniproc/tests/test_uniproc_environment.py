@@ -63,10 +63,11 @@ def test_a_loop_that_ends_is_told_as_the_workers_death(monkeypatch):
         def broken(reply):
             raise WithoutNotesError(5)
 
+        RELEASE.clear()
         blocked = executor.collective_rpc(hold, non_block=True)
         monkeypatch.setattr(executor.calls, "deliver", broken)
         RELEASE.set()
-        death = blocked.exception(20)
+        death = blocked.exception(60)
         assert isinstance(death, WorkerDiedError)
         assert isinstance(death.__cause__, WithoutNotesError)
         assert heard == [death]
@@ -80,7 +81,7 @@ def test_a_callback_that_raises_ends_no_worker():
         for _ in range(2):
             future = executor.collective_rpc("supported_tasks", non_block=True)
             future.add_done_callback(leave)
-            assert executor.collective_rpc("supported_tasks", timeout=20) == future.result(20)
+            assert executor.collective_rpc("supported_tasks", timeout=20) == future.result(60)
         executor.check_health()
 
 
@@ -100,4 +101,4 @@ RELEASE = threading.Event()
 
 
 def hold(worker):
-    RELEASE.wait(20)
+    RELEASE.wait(60)

@@ -69,7 +69,7 @@ class Waiting:
             self.results = ranks.run(2, run, **keys)
 
         self.thread = later(both)
-        assert self.entered.wait(20), self.results
+        assert self.entered.wait(60), self.results
 
     def finish(self):
         """Return what the waiting rank raised."""

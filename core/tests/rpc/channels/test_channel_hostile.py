@@ -19,7 +19,7 @@ from hardpoint.rpc.calls import Reply
 from hardpoint.rpc.channel import THREAD, ChannelClosedError, WorkerHandle
 from hardpoint.rpc.zeromq.frames import HELLO, VALUE, Header
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

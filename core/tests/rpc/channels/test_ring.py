@@ -264,7 +264,7 @@ def test_what_closes_or_gives_up_a_ring_frees_its_writer(make_ring):
         time.sleep(0.02)
         assert thread.is_alive()
         free(ring)
-        thread.join(10)
+        thread.join(60)
         assert len(raised) == 1
 
 
@@ -278,7 +278,7 @@ def test_room_that_a_reader_makes_wakes_the_writer(make_ring):
     assert thread.is_alive()
     while ring.readers[0].take() is not None:
         pass
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
