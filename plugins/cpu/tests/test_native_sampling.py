@@ -46,6 +46,8 @@ class Chooser:
 class Runner:
     """What of a runner the sampler sees."""
 
+    graphs = None
+
     def __init__(self) -> None:
         self.program = Chooser()
 

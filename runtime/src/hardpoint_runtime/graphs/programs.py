@@ -128,7 +128,7 @@ class ProgramGraphs:
                 raise UnsupportedError(
                     "batch_invariant", "a step beside the program", reason=reason
                 )
-            self.tell(f"some steps, where {reason}")
+            self.tell(f"some steps, where {reason}", loud=self._runner.seat.is_first_stage)
             return None
         program = self.program if trusted else self._current()
         self._looked_at = self._runner.other_calls
@@ -169,11 +169,15 @@ class ProgramGraphs:
             dispatch = Dispatch(mode=GraphMode.NONE, key=dispatch.key)
         return self.counts.step(dispatch, len(inputs.row_of_token))
 
-    def tell(self, reason: str) -> None:
-        """Log once what runs through torch."""
+    def tell(self, reason: str, *, loud: bool = True) -> None:
+        """Log once what runs through torch; ``loud``: other stages do not warn of the same. Nor do
+        shards but the first.
+        """
         if reason not in self._told:
             self._told.add(reason)
-            _logger.warning("through torch instead of the program, and slower: %s", reason)
+            loud = loud and self._runner.seat.place.tensor == 0
+            level = logging.WARNING if loud else logging.INFO
+            _logger.log(level, "through torch instead of the program, and slower: %s", reason)
 
     def close(self) -> None:
         """Give the program's threads and memory back."""

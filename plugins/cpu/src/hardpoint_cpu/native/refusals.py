@@ -56,7 +56,8 @@ def _refusals(runner: TorchModelRunner) -> Iterator[str]:
     if isinstance(model, DecoderForCausalLM):
         yield from _unknown_parts(model)
     yield from _unknown_operations(runner.operations)
-    if runner.kv_cache is not None and len(runner.kv_cache.plan.groups) != 1:
+    caches = list(runner.get_kv_cache_spec().values())
+    if any(cache != caches[0] for cache in caches):
         yield "its layers keep keys and values in different ways"
 
 

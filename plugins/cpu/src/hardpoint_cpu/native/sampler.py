@@ -7,11 +7,13 @@ is drawn by the built-in sampler.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from attrs import evolve
+from hardpoint_runtime.graphs.programs import ProgramGraphs
 from hardpoint_runtime.sampling.sampler import NO_CHOICE, Sampled, Sampler
 
 from hardpoint_cpu.native.library import Wish
@@ -44,9 +46,12 @@ class ProgramSampler(Sampler):
             if not wants_more and min(best) >= 0:
                 return Sampled(tokens=tuple(best))
             program.finish()
-        refines = batch.processors is not None and batch.processors.refining
-        scores = self.logprobs_mode.processed and bool(batch.logprobs)
-        if program is None or refines or scores or not len(logits):
+        if program is None or not len(logits):
+            return super().sample(logits, batch)
+        reasons = dict(self._reasons_against(batch))
+        for reason in reasons:
+            self._tell(f"choosing tokens, where {reason}")
+        if not all(reasons.values()):
             return super().sample(logits, batch)
         with self._edited(logits, batch) as changed:
             found = self._chosen(program, changed, batch.draws)
@@ -59,6 +64,22 @@ class ProgramSampler(Sampler):
         raw = _plain(logits)
         logprobs = gathered(raw, tokens, batch.logprobs, normalised=self.logprobs_mode.normalised)
         return Sampled(tokens=tokens, logprobs=logprobs, nan_counts=nan_counts)
+
+    def _reasons_against(self, batch: SamplingBatch) -> Iterator[tuple[str, bool]]:
+        """Yield what of a batch goes through torch, and whether only the change of logits does."""
+        processors = batch.processors
+        if processors is not None and (processors.changing or processors.refining):
+            yield "logits processors are applied", not processors.refining
+        if batch.grammar:
+            yield "a grammar is followed", True
+        if batch.allowed is not None:
+            yield "only some tokens are allowed", True
+        if self.logprobs_mode.processed and batch.logprobs:
+            yield "log-probabilities of changed logits are wanted", False
+
+    def _tell(self, reason: str) -> None:
+        if isinstance(graphs := self._runner.graphs, ProgramGraphs):
+            graphs.tell(reason)
 
     def _edited(
         self, logits: Tensor, batch: SamplingBatch
