@@ -15,11 +15,11 @@ from hardpoint.config import resolution
 from hardpoint.config.loading import load_config
 from hardpoint.errors import HardpointError
 from hardpoint.executor import Executor
-from hardpoint.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheTensor
 from hardpoint.messages import NewRequestData, SchedulerOutput
 from hardpoint.registry import Registry
 from hardpoint.sampling_params import SamplingParams
 from hardpoint.selection import select_executor, select_platform
+from hardpoint_conformance.subject import plans
 
 NOT_CALLED = {
     # by initialize_cache, by the engine without a seed
@@ -58,19 +58,6 @@ def started(keys):
     return chosen.start(config, registry, platform)
 
 
-def plans(executor):
-    made = []
-    for specs in executor.get_kv_cache_specs():
-        spec = next(iter(specs.values()))
-        tensors = tuple(
-            KVCacheTensor(num_bytes=33 * each.page_bytes, layers=(layer,))
-            for layer, each in specs.items()
-        )
-        group = KVCacheGroup(layers=tuple(specs), spec=spec)
-        made.append(KVCacheConfig(num_blocks=33, groups=(group,), tensors=tensors))
-    return made
-
-
 class Steps:
     def __init__(self):
         self.number = 0
@@ -103,7 +90,7 @@ def api(executor, folder):
         "determine_available_memory": executor.determine_available_memory,
         "determine_num_available_blocks": executor.determine_num_available_blocks,
         "update_max_model_len": lambda: executor.update_max_model_len(64),
-        "initialize_cache": lambda: executor.initialize_cache(plans(executor)),
+        "initialize_cache": lambda: executor.initialize_cache(plans(executor, 32)),
         "supported_tasks": executor.supported_tasks,
         "execute_model": lambda: executor.execute_model(step()),
         "execute_model_async": lambda: asyncio.run(executor.execute_model_async(step())),

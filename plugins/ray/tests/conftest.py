@@ -18,9 +18,9 @@ from attrs import evolve
 from hardpoint.checkpoints import read_description
 from hardpoint.config import resolution
 from hardpoint.config.loading import load_config
-from hardpoint.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheTensor
 from hardpoint.registry import Registry
 from hardpoint.selection import select_executor, select_platform
+from hardpoint_conformance.subject import plans
 
 PATIENCE = 60.0
 """Seconds after which a wait is a failure; nothing here takes as long, were the machine idle."""
@@ -103,25 +103,12 @@ def launcher():
     made.close()
 
 
-def plans(executor):
-    made = []
-    for specs in executor.get_kv_cache_specs():
-        spec = next(iter(specs.values()))
-        tensors = tuple(
-            KVCacheTensor(num_bytes=33 * each.page_bytes, layers=(layer,))
-            for layer, each in specs.items()
-        )
-        group = KVCacheGroup(layers=tuple(specs), spec=spec)
-        made.append(KVCacheConfig(num_blocks=33, groups=(group,), tensors=tensors))
-    return made
-
-
 @pytest.fixture
 def give_cache():
     """Give an executor's workers a cache, so that they can execute; return the executor."""
 
     def give_cache(executor):
-        executor.initialize_cache(plans(executor))
+        executor.initialize_cache(plans(executor, 32))
         return executor
 
     return give_cache

@@ -10,9 +10,9 @@ import urllib.request
 
 import psutil
 import ray
-from hardpoint.kv_cache import KVCacheConfig, KVCacheGroup, KVCacheTensor
 from hardpoint.messages import NewRequestData, SchedulerOutput
 from hardpoint.sampling_params import SamplingParams
+from hardpoint_conformance.subject import plans
 from ray_start import start
 
 PATIENCE = 120.0
@@ -58,19 +58,6 @@ def total(found, name):
     return sum(value for each, value in found.items() if each.startswith(f"ray_hardpoint_{name}"))
 
 
-def plans(executor):
-    made = []
-    for specs in executor.get_kv_cache_specs():
-        spec = next(iter(specs.values()))
-        tensors = tuple(
-            KVCacheTensor(num_bytes=33 * each.page_bytes, layers=(layer,))
-            for layer, each in specs.items()
-        )
-        group = KVCacheGroup(layers=tuple(specs), spec=spec)
-        made.append(KVCacheConfig(num_blocks=33, groups=(group,), tensors=tensors))
-    return made
-
-
 def step(number, **more):
     request = NewRequestData(
         req_id=f"r{number}",
@@ -85,7 +72,7 @@ def step(number, **more):
 
 keys = {"block_size": 4, "max_model_len": 64, "plugins.ray.metrics": True}
 executor = start(sys.argv[1], **{"plugins.ray.address": "local"}, **keys)
-executor.initialize_cache(plans(executor))
+executor.initialize_cache(plans(executor, 32))
 executor.execute_model(step(1))
 executor.execute_model(step(2), non_block=True).result()
 executor.sample_tokens(executor.execute_model(step(3, defer_sampling=True)))

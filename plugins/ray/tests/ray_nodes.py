@@ -14,6 +14,8 @@ os.environ["RAY_AUTH_TOKEN_PATH"] = str(folder / "token")
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_TEST_OF_NODE"] = "its own"
+os.environ["RAY_TMPDIR"] = str(folder)  # below it their address is told: nobody else joins them
+(folder / "ray").mkdir(exist_ok=True)
 
 from ray.cluster_utils import Cluster  # noqa: E402
 

@@ -6,7 +6,9 @@ It ends when its input does.
 
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
 
 import psutil
@@ -74,7 +76,11 @@ def joined(executor):
 
 def users(executor):
     """The program has started its own, and is connected to it."""
-    ray.init(address="local", num_cpus=4, resources={"dummy": 8}, include_dashboard=False)
+    folder = tempfile.mkdtemp(prefix="hp-ray-", dir="/tmp")
+    resources = {"dummy": 8}
+    ray.init(
+        address="local", num_cpus=4, resources=resources, include_dashboard=False, _temp_dir=folder
+    )
     given = ray.util.placement_group([{"dummy": 1}, {"dummy": 1}], name="given")
     current = ray.util.placement_group([{"dummy": 1}, {"CPU": 1}, {"dummy": 1}], name="current")
     assert given.wait(60)
@@ -92,6 +98,7 @@ def users(executor):
     say(initialised=ray.is_initialized(), answer=answer, groups=states())
     ray.shutdown()
     say(initialised=ray.is_initialized(), children=gone())
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 {"ours": of_ours, "joined": joined, "users": users}[sys.argv[1]](sys.argv[2])

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from hardpoint.config.loading import load_config
@@ -136,6 +137,14 @@ def test_a_shutdown_leaves_no_process_and_gives_the_bundles_back(launcher, pids,
 def test_a_worker_that_cannot_be_built_raises_its_own_error(launcher):
     with pytest.raises(RemoteError, match="injected fault"):
         launcher.start(**{"plugins.dummy.fail_at": "build@1"})
+
+
+def test_a_node_with_another_core_is_refused_before_any_worker_starts(launcher, monkeypatch):
+    from hardpoint_ray import actors
+
+    monkeypatch.setattr(actors, "hardpoint", SimpleNamespace(__version__="0.0.7"))
+    with pytest.raises(ExecutorFailedError, match=r"rank 0 has .* driver 0\.0\.7: install"):
+        launcher.start()
 
 
 def test_the_token_is_in_no_environment_and_in_no_command(session):
@@ -297,6 +306,7 @@ def test_bundles_that_another_fills_are_not_awaited_for_ever(launcher, monkeypat
     with pytest.raises(placement.PlacementError, match=r"2 workers, each 1 dummy") as caught:
         launcher.start(**keys)
     assert "did not start the workers' actors in their bundles within" in str(caught.value)
+    assert "0 of 2 are there" in str(caught.value)
     assert any("waiting for Ray to start the workers' actors" in each for each in caplog.messages)
     assert len(first.check_health()) == 2
     first.shutdown()

@@ -75,6 +75,28 @@ def test_declared_variables_reach_other_nodes_and_none_replaces_a_node_s_own(
     assert "RAY_TEST_TOKEN is not sent to other nodes" in caplog.text
 
 
+def test_workers_have_what_was_declared_for_them_and_no_more(spread, monkeypatch):
+    """Case B16, of workers themselves."""
+    import psutil
+    from hardpoint_dummy.platform import DummyPlatform
+
+    declared = {"RAY_TEST_DECLARED": "1", "RAY_TEST_OF_NODE": "the driver's"}
+    monkeypatch.setattr(DummyPlatform, "environment", lambda *_: declared)
+    for name in ("RAY_TEST_FORWARDED", "RAY_TEST_TOKEN", "RAY_TEST_DRIVER_ONLY"):
+        monkeypatch.setenv(name, "of the driver")
+    executor = spread(forward_env=("RAY_TEST_FORWARDED", "RAY_TEST_TOKEN"))
+    here, *_, there = [
+        {name: value for name, value in found.items() if name.startswith("RAY_TEST_")}
+        for found in (psutil.Process(each.where.pid).environ() for each in seats_of(executor))
+    ]
+    assert here == declared
+    assert there == {
+        "RAY_TEST_DECLARED": "1",
+        "RAY_TEST_FORWARDED": "of the driver",
+        "RAY_TEST_OF_NODE": "its own",
+    }
+
+
 @pytest.fixture
 def folder(launcher, tmp_path, monkeypatch):
     """The files of a model, as the driver describes it to all that are started."""

@@ -309,7 +309,10 @@ def _whereabouts(
     awaited(
         come,
         patience,
-        lambda: table(needed, len(handles), nodes()),
+        lambda: (
+            f"{len(asked) - len(left)} of {len(asked)} are there, each in a bundle that holds what "
+            f"it needs; {table(needed, len(handles), nodes())}"
+        ),
         "start the workers' actors in their bundles",
     )
     found: list[Whereabouts] = ray.get(asked)

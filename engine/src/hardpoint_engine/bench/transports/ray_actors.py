@@ -23,6 +23,7 @@ class Transport:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         self._ray: Any = importlib.import_module("ray")
         self._ray.init(
+            address="local",  # else it joins one that somebody else has on this host
             num_cpus=1,
             include_dashboard=False,
             log_to_driver=False,

@@ -24,6 +24,7 @@ class Transport:
         self._ray: Any = importlib.import_module("ray")
         self._dag: Any = importlib.import_module("ray.dag")
         self._ray.init(
+            address="local",  # else it joins one that somebody else has on this host
             num_cpus=1,
             include_dashboard=False,
             log_to_driver=False,
