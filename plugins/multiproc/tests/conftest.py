@@ -269,7 +269,7 @@ class Cluster:
             "nnodes": nodes,
             "plugins.mp.leader": self.leader,
             "plugins.mp.key_file": str(self.key_file),
-            "plugins.mp.start_timeout": 40.0,
+            "plugins.mp.start_timeout": 120.0,
             "rpc.heartbeat": 0.2,
             **more,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 from attrs import evolve
@@ -10,13 +11,14 @@ from hardpoint.checkpoints.fingerprint import fingerprint
 from hardpoint.errors import (
     ConfigError,
     ExecutorFailedError,
+    StartTimeoutError,
 )
 from hardpoint.metadata import ResolvedPlugin
 from hardpoint.rpc.network import key_file
 from hardpoint.rpc.network.bounds import Bounds
 from hardpoint.rpc.network.keys import KeyPair
 from hardpoint_multiproc.hosts import handshake
-from hardpoint_multiproc.hosts.follower import Follower
+from hardpoint_multiproc.hosts.follower import Follower, LeaderLostError
 from hardpoint_multiproc.hosts.handshake import difference, installation
 from hardpoint_multiproc.hosts.leader import Hosts
 
@@ -125,3 +127,25 @@ def test_a_host_whose_model_has_other_files_is_refused(tmp_path, change):
     finally:
         follower.close()
         hosts.close(0.0)
+
+
+def test_other_keys_are_told_on_both_sides(caplog):
+    own = installation([], [])
+    hosts = Hosts(Nursery(), key_file.JoinKeys.make(), (LEADER, 0), handshake.split(2, 2), own,
+                  heartbeat=0.1, bounds=Bounds())  # fmt: skip
+    follower = Follower((LEADER, int(hosts.address.rpartition(":")[2])), key_file.JoinKeys.make(),
+                        own, node_rank=None, address=OTHER, peer_timeout=30.0,
+                        start="plain")  # fmt: skip
+    try:
+        with pytest.raises(LeaderLostError, match="or has other keys than this follower's --key-f"):
+            follower.join(60.0)
+        until = time.monotonic() + 60.0
+        while not hosts._door.strangers:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        with pytest.raises(StartTimeoutError, match="node 1 has not joined"):
+            hosts.await_followers(0.0, "key")
+    finally:
+        follower.close()
+        hosts.close(0.0)
+    assert any("came with other keys than this group's" in each for each in caplog.messages)

@@ -79,6 +79,25 @@ def test_a_follower_may_be_there_before_its_leader(cluster, launcher, eventually
 
 
 @pytest.mark.slow
+def test_the_keys_that_a_killed_leader_left_are_nobodys(cluster, drivers, launcher, eventually):
+    sets = [part for key, value in cluster.keys().items() for part in ("--set", f"{key}={value}")]
+    driver = drivers(cluster.command, "generate", "--raw", "--executor", "mp",
+                     "--platform", "dummy", "--load-format", "dummy", "--model", "dummy", *sets,
+                     "--set", "plugins.dummy.num_workers=2", "hi", script="-c")  # fmt: skip
+    eventually(lambda: cluster.key_file.exists() and cluster.key_file.stat().st_size)
+    old = key_file.read(cluster.key_file)
+    driver.process.kill()
+    driver.process.wait(30)
+    assert key_file.read(cluster.key_file) == old, "it was left"
+    follower = cluster.follow()  # finds it, and waits for another
+    executor = launcher.start(workers=2, **cluster.keys())
+    assert executor.check_health()
+    assert not cluster.key_file.exists()
+    executor.shutdown()
+    assert follower.wait(60) == 0
+
+
+@pytest.mark.slow
 def test_a_follower_that_comes_too_late_or_to_nobody_is_told_so(cluster, launcher):
     cluster.follow()
     key_file.write(cluster.key_file)
@@ -90,7 +109,7 @@ def test_a_follower_that_comes_too_late_or_to_nobody_is_told_so(cluster, launche
     executor.shutdown()
     alone = cluster.follow("--wait", "1")
     assert alone.wait(60) == 3
-    assert "is not there, or has ended" in cluster.said(alone)
+    assert "is not there, has ended, or has other keys" in cluster.said(alone)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +135,8 @@ def test_a_follower_with_another_key_is_not_let_in(cluster, tmp_path, launcher):
     executor = launcher.start(workers=2, **cluster.keys())
     assert executor.check_health()
     assert stranger.wait(60) == 3
+    told = ("has other keys than this follower's --key-file", "lets nobody in")  # by then complete
+    assert any(each in cluster.said(stranger) for each in told)
     assert cluster.key_file.exists(), "a file that was there stays"
 
 

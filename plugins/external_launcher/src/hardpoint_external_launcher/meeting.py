@@ -28,7 +28,7 @@ from hardpoint_external_launcher.settings import KEY_FILE, ExternalLauncherSetti
 from hardpoint_external_launcher.store import Store
 
 if TYPE_CHECKING:
-    from hardpoint.rpc.network.key_file import JoinKeys
+    from hardpoint.rpc.network.key_file import JoinKeys, RunFile
 
     from hardpoint_external_launcher.abroad import Abroad
 
@@ -54,7 +54,7 @@ class Company:
     proof: int
     store: Store
     abroad: Abroad | None = None
-    made: Path | None = None
+    made: RunFile | None = None
     several_hosts: bool = False
 
     @property
@@ -86,7 +86,7 @@ class Company:
     def _forget_keys(self) -> None:
         made, self.made = self.made, None
         if made is not None:
-            made.unlink(missing_ok=True)
+            made.remove()
 
 
 def meet(
@@ -171,7 +171,7 @@ def _this_host(settings: ExternalLauncherSettings) -> str:
     return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{settings.address or ''}"
 
 
-def _keys(seat: Seat, settings: ExternalLauncherSettings) -> tuple[JoinKeys | None, Path | None]:
+def _keys(seat: Seat, settings: ExternalLauncherSettings) -> tuple[JoinKeys | None, RunFile | None]:
     """Return the keys of the key file, None without one, and the file if it was made for this
     run.
     """
@@ -183,7 +183,7 @@ def _keys(seat: Seat, settings: ExternalLauncherSettings) -> tuple[JoinKeys | No
     if seat.rank:
         return awaited(path, settings.start_timeout), None
     keys, made = read_or_write(path)
-    return keys, path if made else None
+    return keys, made
 
 
 def _abroad(seat: Seat, settings: ExternalLauncherSettings) -> Abroad:

@@ -31,6 +31,7 @@ _HANDLER = "inproc://zeromq.zap.01"
 _LOOK_S = 0.1
 _BEGUN = zmq.EVENT_ACCEPTED
 _ENDED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 class Door:
@@ -48,6 +49,8 @@ class Door:
         self._gate = gate
         self._half_open: dict[int, float] = {}
         self._shut = False
+        self.strangers = 0
+        """Handshakes that failed: by who has other keys, or none."""
         self.paused = 0
         """How often it was closed for a moment, since too many strangers were at it."""
         self.socket: zmq.Socket[bytes] = gate.socket(zmq.ROUTER)
@@ -55,7 +58,7 @@ class Door:
             self._prepare(gate)
             self.port = Port(host, port, gate.bounds.backlog)
             self.address = url(host, self.port.number)
-            self.monitor = self.socket.get_monitor_socket(_BEGUN | _ENDED)
+            self.monitor = self.socket.get_monitor_socket(_BEGUN | _ENDED | _FAILED)
             self.socket.setsockopt(zmq.USE_FD, self.port.give())
             self.socket.bind(self.address)
         except BaseException:
@@ -137,7 +140,9 @@ class Door:
     def _note(self, event: Any) -> None:
         """Keep count of the connections that have neither proved a key nor ended."""
         fd = int(event["value"])
-        if event["event"] == _BEGUN:
+        if event["event"] & _FAILED:
+            self.strangers += 1
+        elif event["event"] == _BEGUN:
             self._half_open[fd] = time.monotonic()
         elif event["event"] & (zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED):
             self._half_open.pop(fd, None)

@@ -130,7 +130,10 @@ class Follower:
         if self.was_refused:
             return "does not know this key"
         if self._link.lost:
-            return "is not there, or has ended: the connection was refused or closed"
+            return (
+                "is not there, has ended, or has other keys than this follower's --key-file: the "
+                "connection was refused or closed"
+            )
         return (
             "lets nobody in: all of its hosts have joined, and a group that is complete takes "
             "nobody else; or a firewall is between"

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import zmq
@@ -23,7 +22,7 @@ from hardpoint.errors import HostLostError, StartTimeoutError
 from hardpoint.rpc.network.bounds import Bounds
 from hardpoint.rpc.network.gate import Gate
 from hardpoint.rpc.network.hub import codec_across
-from hardpoint.rpc.network.key_file import JoinKeys
+from hardpoint.rpc.network.key_file import JoinKeys, RunFile
 from hardpoint.rpc.zeromq.wakers import Waker
 
 from hardpoint_multiproc.hosts.handshake import Installation, Model, difference
@@ -65,8 +64,8 @@ class Hosts:
     """The nursery of this host and the followers of the others.
 
     ``ranks`` are those of each host, this one's first; ``own`` and the files of ``model`` are what
-    must agree; ``made`` is the key file that was made for this run, to be removed. Raises what
-    listening at ``address`` raises.
+    must agree; ``made`` is the key file that was made for this run, which is removed as soon as all
+    have joined. Raises what listening at ``address`` raises.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Hosts:
         heartbeat: float,
         bounds: Bounds,
         model: Model | None = None,
-        made: Path | None = None,
+        made: RunFile | None = None,
     ) -> None:
         self.nursery = nursery
         self._made = made
@@ -122,7 +121,7 @@ class Hosts:
         that came and is gone.
         """
         began = time.monotonic()
-        told = began
+        next_word, pause = began + PROGRESS_SECONDS, PROGRESS_SECONDS
         wanted = range(1, len(self._ranks))
         with self._changed:
             while missing := [node for node in wanted if node not in self._nodes]:
@@ -130,14 +129,32 @@ class Hosts:
                 if now - began >= seconds:
                     stages = {rank: f"node {node} has not joined" for node in missing
                               for rank in self._ranks[node]}  # fmt: skip
+                    if knocked := self._knocked():
+                        _logger.warning("not all have joined%s", knocked)
                     raise StartTimeoutError(seconds=now - began, stages=stages, key=key)
-                if now - told >= PROGRESS_SECONDS:
-                    told = now
-                    _logger.warning("waiting at %s for nodes %s to join", self.address, missing)
+                if now >= next_word:
+                    pause *= 2
+                    next_word = now + pause
+                    _logger.warning(
+                        "waiting at %s for nodes %s to join, for %.0f s so far%s",
+                        self.address,
+                        missing,
+                        now - began,
+                        self._knocked(),
+                    )
                 self._changed.wait(0.5)
                 self._require_all()
             self._require_all()
         self._door.hide()
+        self._forget_keys()
+
+    def _knocked(self) -> str:
+        count = self._door.strangers
+        return f"; {count} connections came with other keys than this group's" if count else ""
+
+    def _forget_keys(self) -> None:
+        if self._made is not None:
+            self._made.remove()
 
     def _require_all(self) -> None:
         for node in self._nodes.values():
@@ -207,8 +224,7 @@ class Hosts:
             self._waker.close()
             for pipe in self._pipes.values():
                 os.close(pipe)
-            if self._made is not None:
-                self._made.unlink(missing_ok=True)
+            self._forget_keys()
         self.nursery.close(within)
 
     # On the thread.

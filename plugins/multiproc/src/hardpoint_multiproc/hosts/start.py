@@ -105,11 +105,11 @@ def gather_hosts(
             heartbeat=executor.config.rpc.heartbeat,
             bounds=bounds,
             model=model,
-            made=plan.key_file if made else None,
+            made=made,
         )
     except BaseException as error:
-        if made:
-            plan.key_file.unlink(missing_ok=True)
+        if made is not None:
+            made.remove()
         if isinstance(error, OSError):
             raise cannot_listen(LEADER, str(settings.leader), error) from error
         raise
