@@ -89,13 +89,16 @@ def test_a_remote_error_has_type_rank_traceback_notes_and_the_original(group, no
     assert f"rank {error.rank}" in str(error)
 
 
-@pytest.mark.parametrize(("what", "name"), [("held", "HeldError"), ("keyword-only", "CustomError")])
-def test_an_exception_that_may_not_travel_still_tells_its_type_and_text(group, what, name):
-    error = caught_from(group, what)
-    assert error.type_name.endswith(name)
-    assert {"held": "holds a lock", "keyword-only": "code 9"}[what] in str(error)
-    assert "in raise_error" in error.remote_traceback
-    assert error.__cause__ is None or type(error.__cause__).__name__ == name
+def test_an_exception_that_may_not_travel_still_tells_its_type_and_text(group):
+    for what, name, text in (
+        ("held", "HeldError", "holds a lock"),
+        ("keyword-only", "CustomError", "code 9"),
+    ):
+        error = caught_from(group, what)
+        assert error.type_name.endswith(name)
+        assert text in str(error)
+        assert "in raise_error" in error.remote_traceback
+        assert error.__cause__ is None or type(error.__cause__).__name__ == name
 
 
 def test_the_exit_code_is_the_originals(group):
@@ -103,25 +106,22 @@ def test_the_exit_code_is_the_originals(group):
     assert caught_from(group, "noted").exit_code == 1
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_our_own_errors_travel_whole(group):
+    def throw(worker, error):
+        raise error
+
+    for error in (
         UnsupportedError("sleep", "platform 'x'", reason="not yet", hint="Wait."),
         CheckpointError("cut short"),
         WorkerDiedError(rank=2, pid=7, exit=-9, last_lines=["gone"]),
         RemoteError("m", rank=1, type_name="E", remote_traceback="t"),
-    ],
-)
-def test_our_own_errors_travel_whole(group, error):
-    def throw(worker, error):
-        raise error
-
-    with pytest.raises(RemoteError) as caught:
-        group.collective_rpc(throw, args=(error,))
-    original = caught.value.__cause__
-    assert type(original) is type(error)
-    assert str(original) == str(error)
-    assert vars(original) == vars(error)
+    ):
+        with pytest.raises(RemoteError) as caught:
+            group.collective_rpc(throw, args=(error,))
+        original = caught.value.__cause__
+        assert type(original) is type(error)
+        assert str(original) == str(error)
+        assert vars(original) == vars(error)
 
 
 # Where a worker may fail.
@@ -201,23 +201,20 @@ class Holder:
 LOCK = threading.Lock()
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs", "path"),
-    [
+def test_an_argument_that_cannot_cross_is_named_and_nothing_is_sent(group):
+    before = group.collective_rpc("recorded_calls")
+    for args, kwargs, path in (
         ((LOCK,), {}, "args[0]"),
         ((1, {"a": [0, LOCK]}), {}, "args[1]['a'][1]"),
         ((Holder((LOCK,)),), {}, "args[0].held[0]"),
         ((), {"key": {"deep": Holder(LOCK)}}, "kwargs['key']['deep'].held"),
         (((x for x in ()),), {}, "args[0]"),
-    ],
-)
-def test_an_argument_that_cannot_cross_is_named_and_nothing_is_sent(group, args, kwargs, path):
-    before = group.collective_rpc("recorded_calls")
-    with pytest.raises(EncodingError) as caught:
-        group.collective_rpc("update_max_model_len", args=args, kwargs=kwargs)
-    assert str(caught.value).startswith(f"{path} cannot be sent")
-    assert group.collective_rpc("recorded_calls") == before
-    assert group.calls.pending == 0
+    ):
+        with pytest.raises(EncodingError) as caught:
+            group.collective_rpc("update_max_model_len", args=args, kwargs=kwargs)
+        assert str(caught.value).startswith(f"{path} cannot be sent")
+        assert group.collective_rpc("recorded_calls") == before
+        assert group.calls.pending == 0
 
 
 def test_a_callable_that_holds_what_cannot_cross_is_named(group):
@@ -234,16 +231,16 @@ def return_what(worker, what):
     return {"lock": {"inner": [threading.Lock()]}, "generator": (x for x in ())}.get(what, what)
 
 
-@pytest.mark.parametrize(
-    ("what", "path"),
-    [("lock", "result of 'return_what'['inner'][0]"), ("generator", "result of 'return_what'")],
-)
-def test_a_result_that_cannot_cross_fails_that_call_alone(group, what, path):
-    with pytest.raises(RemoteError) as caught:
-        group.collective_rpc(return_what, args=(what,))
-    assert isinstance(caught.value.__cause__, EncodingError)
-    assert str(caught.value.__cause__).startswith(f"{path} cannot be sent")
-    assert set(group.collective_rpc(return_what, args=("fine",))) == {"fine"}
+def test_a_result_that_cannot_cross_fails_that_call_alone(group):
+    for what, path in (
+        ("lock", "result of 'return_what'['inner'][0]"),
+        ("generator", "result of 'return_what'"),
+    ):
+        with pytest.raises(RemoteError) as caught:
+            group.collective_rpc(return_what, args=(what,))
+        assert isinstance(caught.value.__cause__, EncodingError)
+        assert str(caught.value.__cause__).startswith(f"{path} cannot be sent")
+        assert set(group.collective_rpc(return_what, args=("fine",))) == {"fine"}
 
 
 class Unbuildable:
