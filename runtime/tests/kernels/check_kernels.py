@@ -78,6 +78,65 @@ def test_attention_over_random_mixtures(paged_tests, monkeypatch, block_size, op
     assert paged_tests.largest_error(batch, found, **OPTIONS[options]) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("head", "group", "block_size", "options"),
+    [
+        (64, 1, 8, "plain"), (64, 7, 32, "window"), (80, 2, 16, "cap"), (80, 5, 8, "plain"),
+        (96, 3, 32, "all"), (96, 8, 16, "window"), (128, 4, 8, "cap"), (128, 6, 32, "plain"),
+        (256, 1, 32, "window"), (256, 8, 16, "all"),
+    ],
+)  # fmt: skip
+def test_sizes_of_models(paged_tests, monkeypatch, head, group, block_size, options):
+    heads = 2 * group
+    for name, value in (("HEAD", head), ("KV_HEADS", 2), ("HEADS", heads)):
+        monkeypatch.setattr(paged_tests, name, value)
+    how = dict(OPTIONS[options])
+    if "alibi" in how:
+        how["alibi"] = torch.tensor([2.0**-n for n in range(1, heads + 1)])
+    batch = paged_tests.Batch(head + group, [(1, 1), (33, 1), (9, 9), (25, 2)], block_size)
+    (found, _), (expected, _) = both(paged_tests, batch, monkeypatch, **how)
+    for row, out in expected.items():
+        torch.testing.assert_close(found[row], out, atol=4e-6, rtol=0)
+    assert paged_tests.largest_error(batch, found, **how) < 1e-5
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_no_row_and_one_token(paged_tests, monkeypatch, rows):
+    batch = paged_tests.Batch(1, [(1, 1)], 16)
+    (found, padding), (expected, _) = both(
+        paged_tests, batch, monkeypatch, order=list(range(rows)), pad_rows=1 - rows, pad_tokens=1
+    )
+    assert len(found) == len(expected) == rows
+    for row, out in expected.items():
+        torch.testing.assert_close(found[row], out, atol=1e-7, rtol=0)
+    assert (padding == 0).all()
+
+
+@pytest.mark.parametrize("queries", [1, 9])
+def test_caches_of_more_numbers_than_32_bits_count(paged_tests, monkeypatch, queries):
+    """Of the host's memory only what is touched is taken."""
+    monkeypatch.setattr(paged_tests, "HEAD", 128)
+    small, large = (
+        paged_tests.Batch(1, [(40, queries)], 16, dtype=torch.float16, head_v=128) for _ in range(2)
+    )
+    first = (1 << 31) // large.key_cache[0].numel()
+    large.blocks = [[first + block for block in blocks] for blocks in large.blocks]
+    for name in ("key_cache", "value_cache"):
+        near = getattr(large, name)
+        far = torch.empty(first + len(near), *near.shape[1:], dtype=near.dtype)
+        far[first:] = near
+        setattr(large, name, far)
+    expected, _ = small.run()
+    monkeypatch.setattr(paged_tests, "kv_write", kv_write.kv_write)
+    monkeypatch.setattr(paged_tests, "attention", attention_kernels.attention)
+    found, _ = large.run()
+    torch.testing.assert_close(found[0], expected[0], atol=2e-3, rtol=0)
+    for ours, theirs in (
+        (large.key_cache, small.key_cache), (large.value_cache, small.value_cache)
+    ):  # fmt: skip
+        torch.testing.assert_close(ours[first:], theirs, atol=0, rtol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("fixed", [None, (64, 12), (64, 1)])
 def test_padding_is_inert(paged_tests, monkeypatch, fixed):
     lengths = [(33, 1), (7, 1)] if fixed == (64, 1) else [(33, 1), (40, 12), (5, 5)]
@@ -152,7 +211,7 @@ def test_numbers_are_stored_as_the_nearest_bfloat16(paged_tests, monkeypatch):
 @pytest.mark.parametrize("head", [40, 72])
 def test_large_heads_are_multiplied_in_parts(paged_tests, monkeypatch, head):
     monkeypatch.setattr(tiles, "WHOLE_HEAD", 32)
-    monkeypatch.setattr(tiles, "HEAD_PART", 16)
+    monkeypatch.setattr(tiles, "PART_BYTES", 64)
     monkeypatch.setattr(paged_tests, "HEAD", head)
     batch = paged_tests.Batch(4, [(50, 1), (20, 20)], 16, head_v=24)
     (found, _), _ = both(paged_tests, batch, monkeypatch, **OPTIONS["all"])
@@ -219,6 +278,49 @@ def test_slot_mapping(seed, monkeypatch):
             block_size=block_size, max_query=most, size=size, rank=rank, interleave=interleave,
         )  # fmt: skip
         assert found.tolist() == [*expected.tolist(), *[-1] * pad]
+
+
+def test_slots_beyond_32_bits():
+    table = torch.tensor([[200_000_000, 7]], dtype=torch.int32)
+    found = slots.slot_mapping(
+        table, torch.tensor([0, 2], dtype=torch.int32), torch.tensor([3, 17]), block_size=16,
+        max_query=2,
+    )  # fmt: skip
+    assert found.tolist() == [3_200_000_003, 7 * 16 + 1]
+
+
+@pytest.mark.parametrize("word", [torch.int8, torch.int32])
+def test_blocks_beyond_32_bits(word):
+    """Addresses count the integers that blocks are moved as: those of 8 bits, where a block's bytes
+    are no multiple of 4.
+    """
+    width = 2047 if word == torch.int8 else 1 << 14
+    first = (1 << 31) // width + 1
+    plane = torch.empty(first + 3, width, dtype=word)
+    plane[first:] = torch.arange(1, 4, dtype=word)[:, None]
+    chosen = torch.tensor([first, first + 1])
+    blocks.copy_blocks([plane], chosen, chosen + 1, overlapping=True)
+    assert plane[first:].unique(dim=1).flatten().tolist() == [1, 1, 2]
+    blocks.zero_blocks([plane], chosen[1:])
+    assert plane[first:].unique(dim=1).flatten().tolist() == [1, 0, 2]
+
+
+def test_a_step_may_move_more_blocks_than_a_grid_is_high(monkeypatch):
+    """Devices start 65,535 programs along the second axis and the third, more along the first."""
+    grids = []
+
+    class Grids:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return lambda *arguments, **more: None
+
+    for name in ("zero_blocks_kernel", "copy_blocks_kernel"):
+        monkeypatch.setattr(blocks, name, Grids())
+    many = torch.arange(70_000)
+    planes = [torch.empty(1, 4) for _ in range(3)]
+    blocks.zero_blocks(planes, many)
+    blocks.copy_blocks(planes, many, many, overlapping=False)
+    assert grids == [(70_000, 3, 1)] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])

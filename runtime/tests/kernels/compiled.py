@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 KIB = 1024
+FRAME_SIZE = (4, 0x11)
+"""The form, of a value with its size, and the attribute of a function's frame on the stack."""
 TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), 163 * KIB),
     "sm_90": (GPUTarget("cuda", 90, 32), 227 * KIB),
@@ -57,22 +59,26 @@ class Case:
 
 @frozen(kw_only=True)
 class Report:
-    """Bytes of shared memory, spilled registers or bytes, and the code's size."""
+    """Bytes of shared memory; what is put into memory for lack of registers, in registers or bytes;
+    scalars that are put into a vector register for lack of their own; the code's size.
+    """
 
     shared: int
     spills: tuple[int, ...]
+    scalars: int
     code_bytes: int
 
 
-def attention_case(which, dtype, head, group=4, block_size=16, *, extras=True):
+def attention_case(which, dtype, head, group=4, block_size=16, *, extras=True, cache=None):
     module = {"decode": paged_decode, "prefill": paged_prefill}[which]
     pointer, kind, places = f"*{dtype}", DTYPES[dtype], width(head, 16)
-    types = dict.fromkeys(("query", "key_cache", "value_cache", "out"), pointer)
+    types = dict.fromkeys(("query", "out"), pointer)
+    types |= dict.fromkeys(("key_cache", "value_cache"), f"*{cache or dtype}")
     types |= dict.fromkeys(("table", "query_start", "seq_lens"), "*i32")
     types |= dict.fromkeys(("slopes", "parts", "weights"), "*fp32") | {"softcap": "fp32"}
     constants = {
         "BLOCK_SIZE": block_size, "KV_HEADS": 8, "GROUP": group, "HEAD": head, "HEAD_V": head,
-        "HEAD_PLACES": places, "HEAD_V_PLACES": places, "HEAD_PART": part_of(places),
+        "HEAD_PLACES": places, "HEAD_V_PLACES": places, "HEAD_PART": part_of(kind, places),
         "KEYS": keys_at_once(kind, places), "CAPPED": extras, "SLOPED": extras,
     }  # fmt: skip
     if which == "decode":
@@ -166,16 +172,23 @@ CASES = {
         options={"num_warps": 1, **EXACT},
     ),
 }  # fmt: skip
+SIZES = (
+    (128, 8, 32, False), (256, 2, 16, True), (64, 3, 16, True), (80, 1, 8, False), (96, 7, 8, True),
+    (128, 4, 128, True), (256, 8, 16, False),
+)  # fmt: skip
+"""A head's, query heads of a key head, a block's; whether with a soft cap and slopes, in parts."""
 MORE_CASES = {
     **{
         f"{which} {dtype} {head} {group} {block_size} {'all' if extras else 'plain'}":
         attention_case(which, dtype, head, group, block_size, extras=extras)
         for which in ("decode", "prefill")
-        for dtype in DTYPES
-        for head, group, block_size, extras in (
-            (64, 3, 16, True), (128, 8, 32, False), (128, 4, 128, True), (80, 1, 16, False),
-            (256, 2, 16, True), (256, 8, 16, False),
-        )
+        for dtype, sizes in (("fp32", SIZES), ("bf16", SIZES), ("fp16", SIZES[:2]))
+        for head, group, block_size, extras in sizes
+    },
+    **{
+        f"{which} {dtype} {cache} 256": attention_case(which, dtype, 256, cache=cache)
+        for which in ("decode", "prefill")
+        for dtype, cache in (("fp32", "bf16"), ("bf16", "fp32"))
     },
     **{f"kv write {a} {b}": kv_write_case(a, b) for a in DTYPES for b in DTYPES},
     **{f"join parts {dtype}": join_case(dtype) for dtype in DTYPES},
@@ -215,28 +228,41 @@ def compile_case(case: Case, target_name: str) -> Report:
         },
     )
     compiled = triton.compile(source, target=target, options=dict(case.options))
+    spills, scalars = _spills(compiled.asm)
     return Report(
         shared=compiled.metadata.shared,
-        spills=_spills(compiled.asm, target),
+        spills=spills,
+        scalars=scalars,
         code_bytes=len(compiled.asm.get("cubin") or compiled.asm["hsaco"]),
     )
 
 
-def _spills(asm, target) -> tuple[int, ...]:
-    """Return spilled scalar and vector registers, or bytes of spill stores and loads."""
-    if "amdgcn" in asm:
-        pattern = r"\.(private_segment_fixed_size|sgpr_spill_count|vgpr_spill_count): *(\d+)"
-        counts = {name: int(number) for name, number in re.findall(pattern, asm["amdgcn"])}
-        return tuple(counts.values())
-    from triton.backends.nvidia.compiler import get_ptxas
+def _spills(asm) -> tuple[tuple[int, ...], int]:
+    if "cubin" in asm:
+        return (stack_bytes(asm["cubin"]),), 0
+    pattern = r"\.(private_segment_fixed_size|sgpr_spill_count|vgpr_spill_count): *(\d+)"
+    counts = {name: int(number) for name, number in re.findall(pattern, asm["amdgcn"])}
+    in_memory = counts["private_segment_fixed_size"], counts["vgpr_spill_count"]
+    return in_memory, counts["sgpr_spill_count"]
 
-    name = re.search(r"\.target (\w+)", asm["ptx"]).group(1)
-    done = subprocess.run(
-        [str(getattr(get_ptxas(target.arch), "path", "")), "-v", f"--gpu-name={name}",
-         "-o", "/dev/null", "/dev/stdin"],
-        input=asm["ptx"], capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
-    return tuple(map(int, re.findall(r"(\d+) bytes (?:stack|spill)", done.stderr)))
+
+def stack_bytes(cubin: bytes) -> int:
+    """Return the bytes of stack that a thread has for what registers do not hold: in the section
+    ``.nv.info`` of the file, an ELF, by records of (form, attribute, bytes of the value).
+    """
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, strings = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + n * size) for n in range(count)]
+    names = sections[strings][4]
+    for name, _, _, _, start, length in sections:
+        if cubin[names + name :].partition(b"\0")[0] == b".nv.info":
+            place = start
+            while place < start + length:
+                form, attribute, num_bytes = struct.unpack_from("<BBH", cubin, place)
+                if (form, attribute) == FRAME_SIZE:
+                    return struct.unpack_from("<II", cubin, place + 4)[1]
+                place += 4 + (num_bytes if form == FRAME_SIZE[0] else 0)
+    raise ValueError("the file says nothing of a stack")
 
 
 def cached_at(folder: Path):

@@ -17,8 +17,8 @@ WORDS = 1024
 @triton.jit
 def zero_blocks_kernel(planes, blocks, block_words, WORD: tl.constexpr, WORDS: tl.constexpr):
     """Zero a part of one block in one plane, ``block_words`` integers of WORD bits a block."""
-    plane = tl.load(planes + tl.program_id(0))
-    start = tl.load(blocks + tl.program_id(1)) * block_words
+    start = tl.load(blocks + tl.program_id(0)) * block_words
+    plane = tl.load(planes + tl.program_id(1))
     place = tl.program_id(2) * WORDS + tl.arange(0, WORDS)
     if WORD == 32:
         memory = plane.to(tl.pointer_type(tl.int32))
@@ -39,9 +39,9 @@ def copy_blocks_kernel(
     WORDS: tl.constexpr,
 ):
     """Copy a part of one block from a plane of ``sources`` to the same plane of ``targets``."""
-    plane = tl.program_id(0)
-    source = tl.load(source_blocks + tl.program_id(1)) * block_words
-    target = tl.load(target_blocks + tl.program_id(1)) * block_words
+    source = tl.load(source_blocks + tl.program_id(0)) * block_words
+    target = tl.load(target_blocks + tl.program_id(0)) * block_words
+    plane = tl.program_id(1)
     place = tl.program_id(2) * WORDS + tl.arange(0, WORDS)
     inside = place < block_words
     if WORD == 32:
@@ -57,7 +57,7 @@ def zero_blocks(planes: Sequence[torch.Tensor], blocks: torch.Tensor) -> None:
     contiguous and of one shape and dtype, on the device.
     """
     word, block_words = _words(planes[0])
-    zero_blocks_kernel[(len(planes), len(blocks), triton.cdiv(block_words, WORDS))](
+    zero_blocks_kernel[(len(blocks), len(planes), triton.cdiv(block_words, WORDS))](
         _addresses(planes), blocks, block_words, WORD=word, WORDS=WORDS, **EXACT
     )
 
@@ -74,7 +74,7 @@ def copy_blocks(
     before any is written.
     """
     word, block_words = _words(planes[0])
-    grid = (len(planes), len(sources), triton.cdiv(block_words, WORDS))
+    grid = (len(sources), len(planes), triton.cdiv(block_words, WORDS))
     addresses = _addresses(planes)
     if overlapping:
         waiting = [plane.new_empty(len(sources), *plane.shape[1:]) for plane in planes]

@@ -16,7 +16,7 @@ import triton.language as tl
 from hardpoint_runtime.kernels.launches import EXACT, launched
 from hardpoint_runtime.sampling import filters
 
-TOKENS = 4096
+TOKENS = 2048
 """Tokens that a program looks at in one go; it goes through a row."""
 OPTIONS = {"num_warps": 16, **EXACT}
 

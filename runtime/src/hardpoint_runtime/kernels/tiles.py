@@ -14,9 +14,9 @@ from hardpoint_runtime.kernels.launches import width
 
 TILE_BYTES = 1 << 13
 """Bytes of the keys, or of the values, that a program holds at once."""
-WHOLE_HEAD, HEAD_PART = 128, 64
-"""Of heads larger than the first, as much as the second is multiplied at a time; queries are read
-again, not kept.
+WHOLE_HEAD, PART_BYTES = 128, 128
+"""Of heads larger than the first, as many numbers as the second is bytes are multiplied at a time;
+queries are read again, not kept.
 """
 
 
@@ -75,7 +75,7 @@ class Operands(NamedTuple):
             "HEAD": head,
             "HEAD_V": head_v,
             "HEAD_PLACES": width(head, 16),
-            "HEAD_PART": part_of(width(head, 16)),
+            "HEAD_PART": part_of(self.query.dtype, width(head, 16)),
             "HEAD_V_PLACES": width(head_v, 16),
             "KEYS": keys_at_once(self.query.dtype, self.sizes[1]),
             "CAPPED": self.softcap is not None,
@@ -88,9 +88,9 @@ def keys_at_once(dtype: torch.dtype, places: int) -> int:
     return max(16, min(32, TILE_BYTES // dtype.itemsize // places))
 
 
-def part_of(places: int) -> int:
+def part_of(dtype: torch.dtype, places: int) -> int:
     """Return how much of a head's tile is multiplied at a time."""
-    return places if places <= WHOLE_HEAD else HEAD_PART
+    return places if places <= WHOLE_HEAD else PART_BYTES // dtype.itemsize
 
 
 @triton.jit
