@@ -266,25 +266,6 @@ def test_the_key_decides_whether_the_devices_memory_sleeps(name, sleep, sleeps, 
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("cuda", "backend:cudaMallocAsync"),
-        ("rocm", "max_split_size_mb:64, backend: cudaMallocAsync"),
-        ("rocm", "backend:hipMallocAsync"),
-        ("cuda", "expandable_segments:True"),
-    ],
-)
-@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_allocators_without_pools_are_refused_where_memory_sleeps(
-    monkeypatch, name, value, variable
-):
-    monkeypatch.setenv(variable, value)
-    problems = platform_of(name, substitute="host").check(Config())
-    assert [(problem.key, problem.value) for problem in problems] == [(variable, value)]
-    assert platform_of(name, substitute="host", sleep="off").check(Config()) == ()
-
-
-@pytest.mark.parametrize(
     ("tensor", "mode", "default", "told"),
     [
         (1, None, "full_and_piecewise", False),

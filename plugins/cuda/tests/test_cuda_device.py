@@ -17,8 +17,8 @@ from hardpoint_cuda.platform import CudaPlatform
 from hardpoint_cuda.settings import CudaSettings
 from hardpoint_cuda.worker import CudaWorker
 from hardpoint_runtime.accelerator import device as accelerator
+from hardpoint_runtime.accelerator.placed_pools import PlacedPools
 from hardpoint_runtime.accelerator.substitute import SubstituteDeviceOps
-from hardpoint_runtime.accelerator.torch_pools import TorchPools
 from hardpoint_runtime.accelerator.virtual_memory import VirtualMemory
 
 
@@ -53,17 +53,11 @@ def test_the_substitute_is_only_built_where_it_is_asked_for():
     assert port.memory_info().total == 1 << 30
 
 
-def test_pools_are_torchs_over_the_drivers_memory(monkeypatch):
+def test_pools_are_over_the_drivers_memory(monkeypatch):
     monkeypatch.setattr(device_module, "CudaVirtualMemory", Memory)
-    monkeypatch.setattr(
-        torch._C, "_cuda_customAllocator", lambda *given: ("made", given), raising=False
-    )
-    port = CudaDeviceOps("cuda", 1)
-    pools = port.make_pools()
-    assert type(pools) is TorchPools
-    assert pools.memory.index == 1
-    assert pools._make_allocator(11, 22) == ("made", (11, 22))
-    assert pools._module is torch.cuda
+    pools = CudaDeviceOps("cuda", 1).make_pools()
+    assert type(pools) is PlacedPools
+    assert (pools.memory.index, pools.device) == (1, torch.device("cuda", 1))
 
 
 def test_ranks_talk_by_nccl(monkeypatch):
@@ -75,7 +69,7 @@ def test_ranks_talk_by_nccl(monkeypatch):
 
 
 def test_what_is_asked_of_torch_is_there():
-    for name in (CudaDeviceOps.graph_class, "MemPool", "use_mem_pool", "mem_get_info", "Stream"):
+    for name in (CudaDeviceOps.graph_class, "mem_get_info", "memory_reserved", "Stream"):
         assert hasattr(torch.cuda, name)
     graph = getattr(torch.cuda, CudaDeviceOps.graph_class)
     assert "capture_error_mode" in inspect.signature(graph.capture_begin).parameters

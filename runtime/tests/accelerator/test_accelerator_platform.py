@@ -27,7 +27,6 @@ class Units(AcceleratorPlatform):
     untried: ClassVar[str] = "never run"
     graph_variables: ClassVar[Mapping[str, str]] = {"UCCL_REGISTER": "0"}
     masks: ClassVar[tuple[str, ...]] = ("UNIT_VISIBLE_DEVICES",)
-    allocator_variables: ClassVar[tuple[str, ...]] = ("UNIT_ALLOC_CONF",)
     worker_class: ClassVar[str] = "x:Worker"
     model_runner_class: ClassVar[str] = "x:Runner"
     capabilities: ClassVar[Mapping[Capability, Support]] = declared(Capability.SLEEP)
@@ -167,24 +166,6 @@ def test_devices_by_logical_number(devices, bad):
     if bad:
         assert problems[0].key == "devices"
         assert f"{bad} is none of the 3 devices that this process sees" in problems[0].message
-
-
-@pytest.mark.parametrize(
-    ("value", "refused"),
-    [
-        ("expandable_segments:True", True),
-        ("max_split_size_mb:64, expandable_segments : true", True),
-        ("expandable_segments:False", False),
-        ("", False),
-    ],
-)
-def test_expandable_segments_cannot_be_combined_with_pools(monkeypatch, value, refused):
-    monkeypatch.setenv("UNIT_ALLOC_CONF", value)
-    problems = Units().check(config())
-    assert [problem.key for problem in problems] == (["UNIT_ALLOC_CONF"] if refused else [])
-    if refused:
-        assert problems[0].way_out.endswith("or set plugins.unit.sleep to off.")
-    assert Units(AcceleratorSettings(sleep="off")).check(config()) == ()
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,15 @@ Process-global, like any torch device: :func:`install` it in a process of its ow
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import types
 import weakref
 
 import torch
+from hardpoint_runtime.accelerator.placed_pools import PlacedPools
 from ordered_graph import Graph
-from ordered_memory import MEMORY, RANGES, MemPool, OrderedVirtualMemory
+from ordered_memory import MEMORY, RANGES, OrderedVirtualMemory
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 NAME = "ordered"
@@ -188,14 +190,16 @@ class History:
             lies_in.histories.add(self)
 
     def __del__(self):
-        MEMORY.give_back(self.num_bytes, self.range is not None)
-        if self.range is not None:
+        if self.range is None:
+            MEMORY.give_back(self.num_bytes)
+        else:
             points = [*self.reads.items(), *([self.written] if self.written else ())]
             merge(self.range.points, {s: n for s, n in points if s in DEVICE.streams})
 
     def grow(self, num_bytes):
         """The memory is of ``num_bytes`` now."""
-        MEMORY.take(num_bytes - self.num_bytes, self.range is not None)
+        if self.range is None:
+            MEMORY.take(num_bytes - self.num_bytes)
         self.num_bytes = num_bytes
 
     def require_mapped(self, what):
@@ -617,6 +621,19 @@ def to_host(source, *, dtype=None, non_blocking=False, **options):
     return target if dtype == source.dtype else target.to(dtype)
 
 
+class OrderedPools(PlacedPools):
+    """Pools of the device: a tensor of theirs is one that stands for memory of a range."""
+
+    def storage(self, address, num_bytes):
+        return (ctypes.c_char * num_bytes).from_address(address)
+
+    def over(self, storage, shape, stride, dtype):
+        address = ctypes.addressof(storage)
+        lies_in = next(each for each in RANGES.values() if each.has(address))
+        host = torch.frombuffer(storage, dtype=dtype).as_strided(shape, stride)
+        return OrderedTensor(host, None, lies_in)
+
+
 # The device, as torch knows it.
 
 
@@ -631,10 +648,7 @@ def empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory
 
 
 def made(make, size, dtype):
-    """A tensor of the pool at hand, or of the allocator."""
-    if DEVICE.capture is None and MEMORY.pool is not None:
-        host, lies_in = MEMORY.pool.tensor(size, dtype or torch.get_default_dtype())
-        return OrderedTensor(host, None, lies_in)
+    """A tensor of the allocator."""
     try:
         host = make(size, dtype=dtype, device="cpu")
     except RuntimeError as error:
@@ -665,11 +679,11 @@ def device_module():
         setattr(module, name, lambda *args, answer=answer, **kwargs: answer)
     for name in (
         "empty_cache", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
-        "memory_allocated", "memory_reserved", "reset_peak_memory_stats", "use_mem_pool",
+        "memory_allocated", "memory_reserved", "reset_peak_memory_stats",
     ):  # fmt: skip
         setattr(module, name, getattr(MEMORY, name))
     module.Stream, module.Event = Stream, Event
-    module.Graph, module.MemPool = Graph, MemPool
+    module.Graph = Graph
     module.synchronize = DEVICE.synchronize
     module.current_stream = lambda device=None: DEVICE.current
     return module

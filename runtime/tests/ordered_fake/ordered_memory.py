@@ -1,21 +1,18 @@
-"""The memory of the ordered device: an allocator with figures and pools, and virtual memory that
-can be taken from under tensors.
+"""The memory of the ordered device: an allocator with figures, and virtual memory that can be taken
+from under tensors.
 
 Tensors count once for each piece of memory. What the allocator has taken it keeps until it is
-emptied. Tensors of a pool lie in pages of a real mapping: unmapped, they cannot be touched, and the
-device says so before the processor does. New pages hold rubbish.
+emptied. Tensors of a pool lie in pages of a real mapping, beside the allocator: unmapped, they
+cannot be touched, and the device says so before the processor does. New pages hold rubbish.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import math
 import weakref
 
 import torch
 from hardpoint_runtime.accelerator.host_memory import HostVirtualMemory
-from hardpoint_runtime.accelerator.torch_pools import ALLOCATE, FREE
 
 TOTAL = 16 << 30
 RUBBISH = 0x5A
@@ -23,38 +20,29 @@ RUBBISH = 0x5A
 
 class Memory:
     """The figures. ``other`` is what libraries and other processes hold; ``kept`` what the
-    allocator has taken outside pools, ``plain`` what of it tensors hold; ``pooled`` what pools have
-    taken, ``mapped`` what of that has memory now.
+    allocator has taken, ``plain`` what of it tensors hold; ``mapped`` what pools have.
     """
 
     def __init__(self):
         self.total = TOTAL
         self.other = 0
-        self.plain = self.kept = 0
-        self.in_pools = self.pooled = self.mapped = 0
+        self.plain = self.kept = self.mapped = 0
         self.peak = self.peak_reserved = 0
-        self.pool = None
 
     @property
     def free(self):
         return self.total - self.other - self.kept - self.mapped
 
-    def take(self, num_bytes, pooled):
+    def take(self, num_bytes):
         """Memory for a tensor; it is given back with its history."""
-        if pooled:
-            self.in_pools += num_bytes
-        elif num_bytes > self.free + self.kept - self.plain:
+        if num_bytes > self.free + self.kept - self.plain:
             raise torch.OutOfMemoryError(f"{num_bytes} bytes were asked for, {self.free} are free")
-        else:
-            self.plain += num_bytes
-            self.kept = max(self.kept, self.plain)
+        self.plain += num_bytes
+        self.kept = max(self.kept, self.plain)
         self.see()
 
-    def give_back(self, num_bytes, pooled):
-        if pooled:
-            self.in_pools -= num_bytes
-        else:
-            self.plain -= num_bytes
+    def give_back(self, num_bytes):
+        self.plain -= num_bytes
 
     def see(self):
         self.peak = max(self.peak, self.memory_allocated())
@@ -66,10 +54,10 @@ class Memory:
         return max(0, self.free), self.total
 
     def memory_allocated(self, device=None):
-        return self.plain + self.in_pools
+        return self.plain
 
     def memory_reserved(self, device=None):
-        return self.kept + self.pooled
+        return self.kept
 
     def max_memory_allocated(self, device=None):
         return self.peak
@@ -82,70 +70,10 @@ class Memory:
         self.see()
 
     def empty_cache(self):
-        for pool in POOLS:
-            pool.empty()
         self.kept = self.plain
-
-    @contextlib.contextmanager
-    def use_mem_pool(self, pool, device=None):
-        outer, self.pool = self.pool, pool
-        try:
-            yield
-        finally:
-            self.pool = outer
 
 
 MEMORY = Memory()
-
-
-POOLS = weakref.WeakSet()
-
-
-class MemPool:
-    """Memory from an allocator, as of a pluggable one: two C functions. What tensors give back is
-    kept for others of the size, until the cache is emptied or the pool is gone.
-    """
-
-    def __init__(self, allocator):
-        self.allocate, self.free = allocator
-        self.kept = {}
-        POOLS.add(self)
-
-    def __del__(self):
-        self.empty()
-
-    def empty(self):
-        while self.kept:
-            num_bytes, addresses = self.kept.popitem()
-            for address in addresses:
-                self.free(address, num_bytes, 0, None)
-
-    def tensor(self, size, dtype):
-        """Return the host tensor inside, and the range that it lies in."""
-        num_bytes = max(1, math.prod(size) * dtype.itemsize)
-        kept = self.kept.get(num_bytes)
-        address = kept.pop() if kept else self.allocate(num_bytes, 0, None)
-        if not address:
-            raise torch.OutOfMemoryError(f"the pool gives no {num_bytes} bytes")
-        memory = (ctypes.c_char * num_bytes).from_address(address)
-        given = (weakref.ref(self), self.free, address, num_bytes)
-        weakref.finalize(memory, given_back, *given).atexit = False
-        whole = torch.frombuffer(memory, dtype=dtype)
-        return whole[: math.prod(size)].view(tuple(size)), RANGES[address]
-
-
-def given_back(pool, free, address, num_bytes):
-    """No tensor is in a piece of memory any more."""
-    pool = pool()
-    if pool is None:
-        free(address, num_bytes, 0, None)
-    else:
-        pool.kept.setdefault(num_bytes, []).append(address)
-
-
-def make_allocator(allocate, free):
-    """What torch makes of the addresses of two functions."""
-    return ALLOCATE(allocate), FREE(free)
 
 
 class Range:
@@ -157,8 +85,8 @@ class Range:
         self.histories = weakref.WeakSet()
         self.points = {}  # how far work on tensors that are gone goes, by stream
 
-    def require_done(self):
-        """Raise unless the host knows that work on tensors which are gone is done."""
+    def has(self, address):
+        return self.address <= address < self.address + self.num_bytes
 
 
 RANGES = {}
@@ -167,13 +95,12 @@ RANGES = {}
 class OrderedVirtualMemory(HostVirtualMemory):
     """Real pages; taken away only when all work on them is known to be done."""
 
+    new_is_zero = False
     require_known = None  # set by ordered_device
 
     def reserve(self, num_bytes):
         address = super().reserve(num_bytes)
         RANGES[address] = Range(address, num_bytes)
-        MEMORY.pooled += num_bytes
-        MEMORY.see()
         return address
 
     def map(self, address, num_bytes):
@@ -196,4 +123,3 @@ class OrderedVirtualMemory(HostVirtualMemory):
         if RANGES.pop(address).mapped:
             raise OSError(f"the range at {address:#x} is released with memory behind it")
         super().release(address, num_bytes)
-        MEMORY.pooled -= num_bytes

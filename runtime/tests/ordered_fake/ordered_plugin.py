@@ -43,8 +43,6 @@ def pytest_load_initial_conftests(early_config):
     globals()["runner_class"] = resolve(options.runner_class)
     globals()["runner_reference"] = options.runner_class
 
-    from hardpoint_runtime.accelerator.torch_pools import TorchPools
-
     class OrderedDeviceOps(resolve(options.device_class)):
         """The port, as it is, over the device that enforces order: its graphs, and pools over its
         virtual memory.
@@ -56,14 +54,11 @@ def pytest_load_initial_conftests(early_config):
             super().__init__(ordered_device.NAME, 0, pins=True)
 
         def make_pools(self):
-            return TorchPools(
-                ordered_memory.OrderedVirtualMemory(),
-                module=self._module,
-                device=self.device,
-                make_allocator=ordered_memory.make_allocator,
-                host_buffer=self.host_buffer,
-                synchronize=self.synchronize,
-            )
+            memory, buffer = ordered_memory.OrderedVirtualMemory(), self.host_buffer
+            return ordered_device.OrderedPools(
+                memory, self.device, buffer, synchronize=self.synchronize,
+                give_back=self.empty_cache,
+            )  # fmt: skip
 
         def host_buffer(self, shape, dtype):
             return ordered_device.PinnedTensor.new(shape, dtype)

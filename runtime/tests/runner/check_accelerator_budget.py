@@ -8,15 +8,13 @@ import gc
 
 import pytest
 import torch
-from hardpoint_runtime.accelerator import torch_pools
 
 
 @pytest.mark.parametrize("mode", ["none", "piecewise", "full", "full_and_piecewise"])
 def test_a_cache_of_all_that_is_left_leaves_the_budget_unbroken(
-    mode, make_accelerator, make_driver, plan_for, monkeypatch
+    mode, make_accelerator, make_driver, plan_for
 ):
     """With graphs captured, and in the largest step, nothing is used beyond the budget."""
-    monkeypatch.setattr(torch_pools, "SEGMENT", 4096)  # this device's allocator rounds to a page
     worker = make_accelerator(ready=False, mode=mode, sizes=(1, 2, 4, 8, 16))
     worker.budget = worker.port.memory_held() + (32 << 20)
     available = worker.determine_available_memory()

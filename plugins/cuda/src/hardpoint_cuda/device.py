@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import torch
 from hardpoint_runtime.accelerator.device import AcceleratorDeviceOps
 
 from hardpoint_cuda.platform import CudaPlatform
@@ -19,10 +18,6 @@ class CudaDeviceOps(AcceleratorDeviceOps):
     collectives: ClassVar[str | None] = CudaPlatform.collectives
     workspaces: ClassVar[str | None] = "_cuda_clearCublasWorkspaces"
     """cuBLAS's: it has one for each stream that multiplied."""
-
-    def make_allocator(self, allocate: int, free: int) -> Any:
-        """Return torch's handle of an allocator, from the addresses of its two functions."""
-        return torch._C._cuda_customAllocator(allocate, free)  # noqa: SLF001
 
     def make_virtual_memory(self) -> CudaVirtualMemory:
         """Build the port to the driver."""

@@ -25,14 +25,6 @@ class CudaPlatform(AcceleratorPlatform):
     collectives: ClassVar[str] = "nccl"
     untried: ClassVar[str] = "this plugin has never been run on a GPU"
     masks: ClassVar[tuple[str, ...]] = (MASK,)
-    allocator_variables: ClassVar[tuple[str, ...]] = (
-        "PYTORCH_ALLOC_CONF",
-        "PYTORCH_CUDA_ALLOC_CONF",
-    )
-    without_pools: ClassVar[Mapping[str, str]] = {
-        **AcceleratorPlatform.without_pools,
-        "backend:cudamallocasync": "the backend cudaMallocAsync",
-    }
     graph_variables: ClassVar[Mapping[str, str]] = {"NCCL_GRAPH_REGISTER": "0"}
     """Buffers that NCCL registers while a graph is captured are pinned to the memory that was
     behind them: after sleep, other memory is there, and replays could hang.

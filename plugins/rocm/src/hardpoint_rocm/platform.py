@@ -29,14 +29,6 @@ class RocmPlatform(AcceleratorPlatform):
     collectives: ClassVar[str] = "nccl"
     untried: ClassVar[str] = "this plugin has never been run on AMD hardware"
     masks: ClassVar[tuple[str, ...]] = (HIP, CUDA, ROCR)
-    allocator_variables: ClassVar[tuple[str, ...]] = (
-        "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
-    )  # fmt: skip
-    without_pools: ClassVar[Mapping[str, str]] = {
-        **AcceleratorPlatform.without_pools,
-        "backend:cudamallocasync": "the backend cudaMallocAsync",
-        "backend:hipmallocasync": "the backend hipMallocAsync",
-    }
     graph_variables: ClassVar[Mapping[str, str]] = {"NCCL_GRAPH_REGISTER": "0"}
     """As RCCL calls it, too. Buffers that are registered while a graph is captured are pinned to
     the memory that was behind them: after sleep, other memory is there.

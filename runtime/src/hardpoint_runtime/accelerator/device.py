@@ -13,7 +13,7 @@ from hardpoint.errors import ConfigError, LifecycleError
 from hardpoint_runtime.accelerator.collectives import device_communicator
 from hardpoint_runtime.accelerator.graphs import DeviceGraph, DeviceGraphPool, capture
 from hardpoint_runtime.accelerator.memory import MemorySnapshot
-from hardpoint_runtime.accelerator.torch_pools import TorchPools
+from hardpoint_runtime.accelerator.placed_pools import PlacedPools, held_by_all
 from hardpoint_runtime.device import Graph, MemoryInfo, TorchDeviceOps
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class AcceleratorDeviceOps(TorchDeviceOps):
     and events. Work is given to it, and goes on after the call has returned.
 
     A plugin sets :attr:`graph_class`, :attr:`collectives` and :attr:`workspaces`, and overrides
-    :meth:`make_virtual_memory` and :meth:`make_allocator`, or :meth:`make_pools` as a whole.
+    :meth:`make_virtual_memory`, or :meth:`make_pools` as a whole.
     """
 
     graph_class: ClassVar[str | None] = None
@@ -53,29 +53,22 @@ class AcceleratorDeviceOps(TorchDeviceOps):
     def make_pools(self) -> AddressKeepingPools | None:
         """Build what memory is allocated from that can sleep; None: this device has none, and
         ``sleep`` is refused. Called once, at the first allocation under a tag. By default, pools
-        for torch's allocator over :meth:`make_virtual_memory`.
+        over :meth:`make_virtual_memory`.
         """
         memory = self.make_virtual_memory()
         if memory is None:
             return None
-        return TorchPools(
+        return PlacedPools(
             memory,
-            module=self._module,
-            device=self.device,
-            make_allocator=self.make_allocator,
-            host_buffer=self.host_buffer,
+            self.device,
+            self.host_buffer,
             synchronize=self.synchronize,
+            give_back=self.empty_cache,
         )
 
     def make_virtual_memory(self) -> VirtualMemory | None:
         """Build the port to the driver's virtual memory; None: there is no way to it."""
         return None
-
-    def make_allocator(self, allocate: int, free: int) -> Any:
-        """Return torch's handle of an allocator, from the addresses of its two functions. Raises
-        UnsupportedError without virtual memory.
-        """
-        self._unsupported("allocators of its own")
 
     def make_communicator(self, group: Group, meeting: Meeting) -> Communicator:
         """By the library :attr:`collectives`."""
@@ -136,16 +129,16 @@ class AcceleratorDeviceOps(TorchDeviceOps):
         return MemoryInfo(free=free, total=total)
 
     def memory_allocated(self) -> int:
-        """Ask the device module's ``memory_allocated``; what sleeps does not count."""
-        return super().memory_allocated() - self.asleep
+        """Ask the device module's ``memory_allocated``; pools hold what is awake beside it."""
+        return super().memory_allocated() + self.in_pools
 
     def memory_reserved(self) -> int:
-        """Return what torch's allocator has taken of the device for this process, whether or not
-        tensors use it.
+        """Return what torch's allocator and pools have taken of the device for this process,
+        whether or not tensors use it.
         """
         if not hasattr(self._module, "memory_reserved"):
             return self.memory_allocated()
-        return int(self._call("memory_reserved", self.device)) - self.asleep
+        return int(self._call("memory_reserved", self.device)) + self.in_pools
 
     def memory_held(self) -> int:
         """Return what is in use of the device, by whomever: graphs hold memory beside the
@@ -161,10 +154,9 @@ class AcceleratorDeviceOps(TorchDeviceOps):
         return 0 if self.pools is None else self.pools.rounding
 
     @property
-    def asleep(self) -> int:
-        """The bytes that torch believes to hold, and that sleep."""
-        pools = self.__dict__.get("pools")
-        return 0 if pools is None else int(pools.asleep)
+    def in_pools(self) -> int:
+        """The bytes that pools of this process hold of the device, beside torch's own figures."""
+        return held_by_all(self.device)
 
     def snapshot(self) -> MemorySnapshot:
         """Return the figures of this moment, when all work is done."""
@@ -179,16 +171,21 @@ class AcceleratorDeviceOps(TorchDeviceOps):
 
     def peak_memory(self, run: Callable[[], object]) -> int:
         """Call ``run()``; return the most that torch's allocator held meanwhile, pieces that no
-        tensor fits into included. What it kept unused before is given back first.
+        tensor fits into included, and the most that pools did. What it kept unused before is given
+        back first.
         """
         self.empty_cache()
         self._call("reset_peak_memory_stats", self.device)
+        pools = self.pools
+        if isinstance(pools, PlacedPools):
+            pools.most = self.in_pools
         run()
         self.synchronize()
         name = "max_memory_reserved"
         if not hasattr(self._module, name):
             name = "max_memory_allocated"
-        return int(self._call(name, self.device)) - self.asleep
+        in_pools = pools.most if isinstance(pools, PlacedPools) else self.in_pools
+        return int(self._call(name, self.device)) + in_pools
 
     def empty_cache(self) -> None:
         """Give back to the device what the allocator keeps and no tensor uses."""

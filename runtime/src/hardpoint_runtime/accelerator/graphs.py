@@ -80,7 +80,6 @@ def capture(
     graph = device.make_graph()
     device.synchronize()
     current = device.current_stream()
-    pool.stream.wait_stream(current)
     with _uncollected(), pool.stream:
         output = _captured(graph, function, key, pool)
     current.wait_stream(pool.stream)

@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 import sys
+from typing import ClassVar
 
 import torch
 
@@ -25,6 +26,7 @@ class HostVirtualMemory(VirtualMemory):
     """Pages of this process, on Linux. ``limit`` is how many bytes may be mapped at once."""
 
     granularity = mmap.PAGESIZE
+    new_is_zero: ClassVar[bool] = True
 
     def __init__(self, limit: int | None = None) -> None:
         if sys.platform != "linux":

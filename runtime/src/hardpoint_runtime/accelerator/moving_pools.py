@@ -18,7 +18,7 @@ from hardpoint.records import SleepReport
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hardpoint_runtime.accelerator.host_pools import MADE
+from hardpoint_runtime.accelerator.placed_pools import MADE
 from hardpoint_runtime.accelerator.pools import AddressKeepingPools, HostBuffer
 
 
@@ -75,8 +75,8 @@ class MovingPools(AddressKeepingPools):
 
     @property
     def asleep(self) -> int:
-        """Nothing: torch knows that what sleeps is empty."""
-        return 0
+        """The bytes of storages that are empty now."""
+        return sum(each.num_bytes for each in self._of(None) if each.asleep)
 
     @property
     def rounding(self) -> int:

@@ -43,12 +43,6 @@ class AcceleratorPlatform(Platform):
     """What launchers that place by resource call one device."""
     masks: ClassVar[tuple[str, ...]]
     """The variables that hide devices, the one that a launcher sets first."""
-    allocator_variables: ClassVar[tuple[str, ...]] = ()
-    """The variables by which torch's allocator for the device is set."""
-    without_pools: ClassVar[Mapping[str, str]] = {"expandable_segments:true": "expandable segments"}
-    """What such a variable may say, in small letters and without blanks, that torch does not
-    combine with memory pools -> its name.
-    """
     graph_variables: ClassVar[Mapping[str, str]] = {}
     """What :attr:`collectives` needs of a worker's environment where graphs hold its operations
     over memory that sleeps.
@@ -131,8 +125,8 @@ class AcceleratorPlatform(Platform):
         )
 
     def check(self, config: Config) -> Sequence[Problem]:
-        """Return what of the devices asked for is not there, and what no pool can be made with."""
-        return (*self._too_few(config), *self._without_pools())
+        """Return what of the devices asked for is not there."""
+        return tuple(self._too_few(config))
 
     def environment(self, config: Config, placement: Placement) -> Mapping[str, str]:
         """Return :attr:`graph_variables` where ranks share layers, unless a key forbids graphs or
@@ -170,20 +164,6 @@ class AcceleratorPlatform(Platform):
                 f"process sees {count}.",
                 way_out=self.more_devices(),
             )  # fmt: skip
-
-    def _without_pools(self) -> Iterator[Problem]:
-        """Only torch's own allocator, with segments that it does not extend, has pools."""
-        for name in self.allocator_variables if self.sleeps else ():
-            value = os.environ.get(name, "")
-            said = value.lower().replace(" ", "")
-            for words, what in self.without_pools.items():
-                if words in said:
-                    yield Problem(
-                        key=name, value=value,
-                        message="weights and cache lie in pools that can sleep, which torch does "
-                        f"not combine with {what}.",
-                        way_out=f"Leave that out of it, or set plugins.{self.name}.sleep to off.",
-                    )  # fmt: skip
 
     def more_devices(self) -> str:
         """Return how this process may come to see more devices."""

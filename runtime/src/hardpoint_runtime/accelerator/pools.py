@@ -4,7 +4,7 @@ A piece is a range of addresses with memory behind it. Asleep, it is the range a
 it has other memory at the same addresses. So every tensor stays what it was, and whatever knows an
 address, as captured graphs do, stays right.
 
-How torch's own allocations get here is :mod:`hardpoint_runtime.accelerator.torch_pools`.
+How tensors get here is :mod:`hardpoint_runtime.accelerator.placed_pools`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class AddressKeepingPools:
     """Every piece of one device by tag. Built by ``AcceleratorDeviceOps.make_pools``.
 
     ``synchronize`` waits for the device's work; called before memory is taken from under it.
+    ``give_back`` returns to the device what torch's allocator keeps and no tensor uses; called
+    where there is no memory else.
     """
 
     def __init__(
@@ -47,17 +49,20 @@ class AddressKeepingPools:
         memory: VirtualMemory,
         host_buffer: HostBuffer,
         synchronize: Callable[[], None],
+        give_back: Callable[[], None],
     ) -> None:
         self.memory = memory
         self._host_buffer = host_buffer
         self._synchronize = synchronize
+        self._give_back = give_back
         self._pieces: dict[int, Piece] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """Taken again by its own thread where a collection of garbage within ends a tensor."""
 
     def use(self, tag: str) -> contextlib.AbstractContextManager[object]:
-        """Return a context in which torch allocates from the pool of ``tag``, on this thread.
+        """Return a context in which tensors are made in the pool of ``tag``, on this thread.
 
-        Here: none; :class:`~hardpoint_runtime.accelerator.torch_pools.TorchPools` brings it.
+        Here: none; :class:`~hardpoint_runtime.accelerator.placed_pools.PlacedPools` brings it.
         """
         raise NotImplementedError
 
@@ -66,7 +71,7 @@ class AddressKeepingPools:
         size = self.rounded(num_bytes)
         address = self.memory.reserve(size)
         try:
-            self.memory.map(address, size)
+            self._map(address, size)
         except BaseException:
             self.memory.release(address, size)
             raise
@@ -91,7 +96,7 @@ class AddressKeepingPools:
         return self.memory.granularity
 
     def close(self) -> None:
-        """Let go of what is kept for later allocations. Called when the worker shuts down."""
+        """Forget what is needed for later tensors only. Called when the worker shuts down."""
 
     def rounded(self, num_bytes: int) -> int:
         """Return what a piece of at least ``num_bytes`` takes."""
@@ -141,12 +146,19 @@ class AddressKeepingPools:
         """
         for piece in self._of(tags):
             if not piece.mapped:
-                self.memory.map(piece.address, piece.num_bytes)
+                self._map(piece.address, piece.num_bytes)
                 piece.mapped = True
             if piece.backup is not None:
                 self.memory.write(piece.address, piece.backup)
                 piece.backup = None
         return SleepReport(bytes_freed=0, bytes_backed_up=0, bytes_still_held=self.held())
+
+    def _map(self, address: int, num_bytes: int) -> None:
+        try:
+            self.memory.map(address, num_bytes)
+        except torch.OutOfMemoryError:
+            self._give_back()
+            self.memory.map(address, num_bytes)
 
     def _of(self, tags: Iterable[str] | None) -> list[Piece]:
         wanted = None if tags is None else set(tags)

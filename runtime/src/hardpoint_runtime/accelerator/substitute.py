@@ -14,12 +14,11 @@ from hardpoint.errors import ConfigError
 
 from hardpoint_runtime.accelerator.device import AcceleratorDeviceOps
 from hardpoint_runtime.accelerator.host_memory import HostVirtualMemory
-from hardpoint_runtime.accelerator.host_pools import HostPools
 from hardpoint_runtime.accelerator.settings import OFF, AcceleratorSettings
 from hardpoint_runtime.device import HostDeviceOps, MemoryInfo
 
 if TYPE_CHECKING:
-    from hardpoint_runtime.accelerator.pools import AddressKeepingPools
+    from hardpoint_runtime.accelerator.virtual_memory import VirtualMemory
     from hardpoint_runtime.parallel.communicator import Communicator, Meeting
     from hardpoint_runtime.parallel.groups import Group
 
@@ -95,9 +94,9 @@ class SubstituteDeviceOps(AcceleratorDeviceOps):
     def empty_cache(self) -> None:
         """Do nothing."""
 
-    def make_pools(self) -> AddressKeepingPools:
-        """Build pools of pages."""
-        return HostPools(HostVirtualMemory(), self.host_buffer, self.synchronize)
+    def make_virtual_memory(self) -> VirtualMemory:
+        """Build a port to pages of the host."""
+        return HostVirtualMemory()
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 
@@ -10,14 +11,16 @@ import torch
 class VirtualMemory(ABC):
     """Ranges of addresses that are reserved once, and backed by memory only while somebody is
     awake. Written by plugins, over the driver of their device; used by
-    :class:`~hardpoint_runtime.accelerator.pools.AddressKeepingPools`, on the worker's thread and
-    from allocators' callbacks.
+    :class:`~hardpoint_runtime.accelerator.pools.AddressKeepingPools`, on the worker's thread and on
+    whatever thread lets the last tensor of a range go.
 
     Sizes are multiples of :attr:`granularity`. A method raises OSError with what the driver said.
     """
 
     granularity: int
     """The bytes of the smallest piece that can be mapped."""
+    new_is_zero: ClassVar[bool] = False
+    """Whether every byte of what is mapped is zero at first."""
 
     @abstractmethod
     def reserve(self, num_bytes: int) -> int:
