@@ -446,6 +446,16 @@ def test_rejection_of_drawn_drafts(counts, vocabulary, with_proposed):
         assert torch.equal(found, expected)
 
 
+def test_where_nothing_is_left_the_whole_is_drawn_from():
+    """The draft's probabilities are nowhere below the target's, yet it is rejected, by rounding."""
+    given = proposals(4, [3, 2], 50, with_proposed=True)
+    given["target"] = given["proposed"] * (1 - 1e-6)
+    given["shares"] = torch.full_like(given["shares"], 1 - 1e-9)
+    found, expected = (module.accept_drawn(**given) for module in (rejection, plain_rejection))
+    assert torch.equal(found, expected)
+    assert (found[:, 1:] == -1).all()
+
+
 @pytest.mark.parametrize("counts", [[3, 0, 2, 1], [0], [5, 5, 5]])
 def test_rejection_of_greedy_drafts(counts):
     given = proposals(1, counts, 11, with_proposed=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import struct
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,8 +26,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 KIB = 1024
-FRAME_SIZE = (4, 0x11)
-"""The form, of a value with its size, and the attribute of a function's frame on the stack."""
 TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), 163 * KIB),
     "sm_90": (GPUTarget("cuda", 90, 32), 227 * KIB),
@@ -228,7 +226,7 @@ def compile_case(case: Case, target_name: str) -> Report:
         },
     )
     compiled = triton.compile(source, target=target, options=dict(case.options))
-    spills, scalars = _spills(compiled.asm)
+    spills, scalars = _spills(compiled.asm, target, case.options)
     return Report(
         shared=compiled.metadata.shared,
         spills=spills,
@@ -237,32 +235,23 @@ def compile_case(case: Case, target_name: str) -> Report:
     )
 
 
-def _spills(asm) -> tuple[tuple[int, ...], int]:
-    if "cubin" in asm:
-        return (stack_bytes(asm["cubin"]),), 0
-    pattern = r"\.(private_segment_fixed_size|sgpr_spill_count|vgpr_spill_count): *(\d+)"
-    counts = {name: int(number) for name, number in re.findall(pattern, asm["amdgcn"])}
-    in_memory = counts["private_segment_fixed_size"], counts["vgpr_spill_count"]
-    return in_memory, counts["sgpr_spill_count"]
+def _spills(asm, target, options) -> tuple[tuple[int, ...], int]:
+    if "amdgcn" in asm:
+        pattern = r"\.(private_segment_fixed_size|sgpr_spill_count|vgpr_spill_count): *(\d+)"
+        counts = {name: int(number) for name, number in re.findall(pattern, asm["amdgcn"])}
+        in_memory = counts["private_segment_fixed_size"], counts["vgpr_spill_count"]
+        return in_memory, counts["sgpr_spill_count"]
+    from triton.backends.nvidia.compiler import get_ptxas
 
-
-def stack_bytes(cubin: bytes) -> int:
-    """Return the bytes of stack that a thread has for what registers do not hold: in the section
-    ``.nv.info`` of the file, an ELF, by records of (form, attribute, bytes of the value).
-    """
-    (table,) = struct.unpack_from("<Q", cubin, 0x28)
-    size, count, strings = struct.unpack_from("<HHH", cubin, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQ", cubin, table + n * size) for n in range(count)]
-    names = sections[strings][4]
-    for name, _, _, _, start, length in sections:
-        if cubin[names + name :].partition(b"\0")[0] == b".nv.info":
-            place = start
-            while place < start + length:
-                form, attribute, num_bytes = struct.unpack_from("<BBH", cubin, place)
-                if (form, attribute) == FRAME_SIZE:
-                    return struct.unpack_from("<II", cubin, place + 4)[1]
-                place += 4 + (num_bytes if form == FRAME_SIZE[0] else 0)
-    raise ValueError("the file says nothing of a stack")
+    name = re.search(r"\.target (\w+)", asm["ptx"]).group(1)
+    products = [] if options["enable_fp_fusion"] else ["--fmad=false"]
+    done = subprocess.run(
+        [str(getattr(get_ptxas(target.arch), "path", "")), "-v", *products, f"--gpu-name={name}",
+         "-o", "/dev/null", "/dev/stdin"],
+        input=asm["ptx"], capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    stack, stores, loads = map(int, re.findall(r"(\d+) bytes (?:stack|spill)", done.stderr))
+    return (stack, stores, loads), 0
 
 
 def cached_at(folder: Path):
