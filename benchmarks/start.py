@@ -3,8 +3,9 @@ memory; and what a served model takes beside its weights.
 
 python benchmarks/start.py [--repeats 5] [--json]
 
-The fastest of the repeats count: what disturbs them only ever makes them slower. `cold` packs the
-weights of the default model, `packed` maps what a start before it has packed.
+The fastest of the repeats count: what disturbs them only ever makes them slower, and the first may
+write the bytecode of files that were edited. `cold` packs the weights of the default model,
+`packed` maps what a start before it has packed.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def measure(repeats: int) -> dict[str, object]:
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory(prefix="hardpoint-start-") as folder:
         environ = {**os.environ, "XDG_CACHE_HOME": folder}
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has its bytecode
         for _ in range(repeats):
             shutil.rmtree(Path(folder, "hardpoint"), ignore_errors=True)
             for name, arguments in COMMANDS.items():

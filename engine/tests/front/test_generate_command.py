@@ -271,6 +271,16 @@ def test_a_worker_that_fails_is_told_without_its_traceback():
     assert "Traceback" not in errors
 
 
+def test_the_log_of_level_info_has_the_traceback_of_a_worker_that_fails():
+    fault = ("--set", "plugins.dummy.fail_at=step:2", "--log-level", "info")
+    code, _, errors = generate(*DUMMY, "--raw", *fault, "one")
+    assert code == 1
+    log, _, said = errors.rpartition("worker rank 0 failed")
+    assert "Traceback (most recent call last)" in log
+    assert 'faults.py", line ' in log
+    assert "Traceback" not in said
+
+
 def test_no_model_tells_both_ways_out():
     script = (
         "from hardpoint import default_model\n"

@@ -15,6 +15,7 @@ from hardpoint_engine.cli.answer_stream import AnswerStream, ClosedOutputError
 from hardpoint_engine.cli.command_options import sampling_of
 from hardpoint_engine.cli.conversation import Conversation
 from hardpoint_engine.cli.interruption import Interrupted, keyboard_interrupts
+from hardpoint_engine.cli.late_collection import late_collection
 from hardpoint_engine.cli.starting import (
     configuration,
     local_error,
@@ -45,7 +46,11 @@ def run(options: Mapping[str, Any]) -> int:
     log_to_standard_error(config)
     chosen = partial(tell_choice, sampling=sampling)
     try:
-        with LLM.from_config(config, chat=True, chosen=chosen) as llm:
+        with (
+            late_collection() as built,
+            LLM.from_config(config, chat=True, chosen=chosen) as llm,
+        ):
+            built()
             conversation = Conversation(
                 partial(llm.tokenize_chat, chat_template=template),
                 length=llm.core.max_model_len,

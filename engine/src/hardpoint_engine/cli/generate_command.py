@@ -15,6 +15,7 @@ from hardpoint.sampling_params import SamplingParams
 from hardpoint_engine.cli import answer_stream
 from hardpoint_engine.cli.answer_stream import AnswerStream, ClosedOutputError
 from hardpoint_engine.cli.command_options import sampling_of
+from hardpoint_engine.cli.late_collection import late_collection
 from hardpoint_engine.cli.starting import (
     configuration,
     conversation_options,
@@ -73,7 +74,12 @@ def _generate(
     as_json: bool,
 ) -> None:
     chosen = partial(tell_choice, sampling=sampling, out=out)
-    with LLM.from_config(config, chat=chat is not None, chosen=chosen) as llm, watch(llm.core):
+    with (
+        late_collection() as built,
+        LLM.from_config(config, chat=chat is not None, chosen=chosen) as llm,
+        watch(llm.core),
+    ):
+        built()
         streams = [
             _queue(llm, text, sampling, index, len(texts), chat) for index, text in enumerate(texts)
         ]

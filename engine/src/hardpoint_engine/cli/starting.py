@@ -123,7 +123,7 @@ def local_error(error: HardpointError) -> HardpointError:
     """
     if not isinstance(error, RemoteError):
         return error
-    logging.getLogger("hardpoint.generate").info("%s", error)
+    logging.getLogger("hardpoint.generate").info("%s\n%s", error, error.remote_traceback)
     cause = error.__cause__
     if isinstance(cause, HardpointError):
         return cause
