@@ -140,7 +140,12 @@ class CpuPlatform(Platform):
         if reason := _without_programs(options, available):
             return f"steps run through torch: {reason}"
         level = available.best if options.native_level == "auto" else options.native_level
-        return f"steps run as native programs of {level} instructions, where a model can be one"
+        lacking = library.LEVELS[library.LEVELS.index(available.best) + 1 :]
+        if lacking:
+            level = f"{level} instructions (this processor or build has no {' or '.join(lacking)})"
+        else:
+            level = f"{level} instructions"
+        return f"steps run as native programs of {level}, where a model can be one"
 
     def _expects_program(self, config: Config) -> bool:
         """Whether steps will run as a native program, as far as can be told before loading."""
