@@ -16,10 +16,13 @@ from hardpoint.rpc.failures import RemoteFailure
 from hardpoint_ray import step_line
 from hardpoint_ray.frames import joined, parted
 from hardpoint_ray.step_line import MARK, GraphEnd, GraphOrderError, StepLine
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+on_a_busy_machine = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
+
+@on_a_busy_machine
 @given(st.lists(st.binary(max_size=40), max_size=5))
 def test_pieces_come_apart_as_they_were(pieces):
     assert [bytes(each) for each in parted(joined(pieces))] == pieces
@@ -29,6 +32,7 @@ def test_nothing_has_no_pieces():
     assert parted(b"") == []
 
 
+@on_a_busy_machine
 @given(st.binary(min_size=1, max_size=60))
 def test_bytes_that_are_no_pieces_are_refused_or_read_whole(data):
     try:
