@@ -258,11 +258,14 @@ def test_an_end_of_a_tensor_within_the_pools_own_lock_waits_for_nobody(pools):
     """As where a collection of garbage comes in between."""
     with pools.use("weights"):
         gone = [torch.empty(MIB, dtype=torch.uint8)]
-    with ThreadPoolExecutor(1) as threads:
+    left = []
 
-        def within():
-            with pools._lock:
-                gone.clear()
-                return pools.held()
+    def within():
+        with pools._lock:
+            gone.clear()
+            left.append(pools.held())
 
-        assert threads.submit(within).result(120) == 0
+    thread = threading.Thread(target=within, daemon=True)
+    thread.start()
+    thread.join(120)
+    assert left == [0]
