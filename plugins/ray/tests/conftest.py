@@ -185,13 +185,11 @@ class Nodes:
 def nodes():
     """Two logical nodes of this module's own; ``plugins.ray.address`` names them."""
     folder = Path(tempfile.mkdtemp(prefix="hp-ray-", dir="/tmp"))
-    made = Nodes(folder)
-    before = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(made.token_file)
-    yield made
-    if before is None:
-        del os.environ["RAY_AUTH_TOKEN_PATH"]
-    else:
-        os.environ["RAY_AUTH_TOKEN_PATH"] = before
-    made.close()
-    shutil.rmtree(folder)
+    try:
+        made = Nodes(folder)
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("RAY_AUTH_TOKEN_PATH", str(made.token_file))
+            yield made
+        made.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
