@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import gguf
 import numpy as np
@@ -155,10 +156,16 @@ def mixture_file(tmp_path_factory):
         (("Q8_0", "Q4_1", "Q4_1"), ["torch.float32", ["q4_1"]]),  # one operand: not of two types
     ],
 )
-def test_stacks_of_experts_stay_as_a_file_has_them(mixture_file, kinds, wanted):
+def test_stacks_of_experts_stay_as_a_file_has_them(mixture_file, kinds, wanted, caplog):
     path = mixture_file(**dict(zip(("ffn_gate", "ffn_up", "ffn_down"), kinds, strict=True)))
-    with engine(path, "on", dtype="auto") as llm:
+    with caplog.at_level(logging.INFO), engine(path, "on", dtype="auto") as llm:
         assert list(held(llm).values()) == wanted
+        told = [each.message for each in caplog.records if "are unpacked" in each.message]
+        assert len(told) == sum(isinstance(each, str) for each in wanted)
+        assert all(
+            "stored as Q4_1, Q8_0 are unpacked (1, the first layers.0.mlp.gate_up)" in message
+            for message in told
+        )
         assert program_threads(llm)
         found = scores(llm)
     with engine(path, "off", dtype="float32") as llm:

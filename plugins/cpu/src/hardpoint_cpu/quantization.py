@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 import torch
 from hardpoint.errors import UnsupportedError
+from hardpoint_runtime.loading.packed import PLAIN
 from hardpoint_runtime.quantization import (
     PackedForm,
     PackedPart,
@@ -33,6 +34,7 @@ from hardpoint_cpu.packed_cache import NewFile, PackedCache, cache_folder, key_o
 from hardpoint_cpu.settings import CpuSettings
 
 if TYPE_CHECKING:
+    from hardpoint.config import Config
     from hardpoint_runtime.loading.weights import Weights
     from hardpoint_runtime.quantization.method import Packed
     from torch import Tensor
@@ -104,8 +106,13 @@ class NativePacking(Quantization):
     kind: ClassVar[str | None] = None
     """What everything is packed as instead."""
 
+    def __init__(self, config: Config, dtype: torch.dtype) -> None:
+        super().__init__(config, dtype)
+        self._left: list[Place] = []
+
     def hold(self, plan: Sequence[Packed], weights: Weights) -> Collection[str]:
         """Give the matrices their memory, in large pages if they are worth it."""
+        self._tell()
         sizes = [each.form.num_bytes for each in plan]
         if not large_pages.can_be_had(sum(sizes)):
             return super().hold(plan, weights)
@@ -117,6 +124,8 @@ class NativePacking(Quantization):
         """See :class:`Quantization`."""
         runs = list(self._runs(place.pieces))
         if any(kind is None for kind, _, _ in runs) or (place.alike and len(runs) > 1):
+            if {piece.stored for piece in place.pieces if piece.stored} - PLAIN.keys():
+                self._left.append(place)
             return None
         parts: list[PackedPart] = []
         offset = 0
@@ -129,6 +138,20 @@ class NativePacking(Quantization):
             )
             offset += -(-size // packing.ALIGNMENT) * packing.ALIGNMENT
         return NativeForm(place.rows, place.cols, parts, self.dtype)
+
+    def _tell(self) -> None:
+        """Say once what a file has in blocks and is unpacked."""
+        stored = {
+            piece.stored for place in self._left for piece in place.pieces if piece.stored
+        } - PLAIN.keys()
+        if stored:
+            first = self._left[0]
+            _logger.info(
+                "matrices that are stored as %s are unpacked (%d, the first %s.%s): a program "
+                "multiplies whole rows of %s, and the experts of a layer if they are of one type",
+                ", ".join(sorted(stored)), len(self._left), first.module, first.parameter,
+                ", ".join(GGUF_KINDS),
+            )  # fmt: skip
 
     def _runs(self, pieces: Sequence[Piece]) -> Iterator[tuple[str | None, int, int]]:
         """Yield kind, first row and rows of neighbours that are packed alike."""
