@@ -123,6 +123,22 @@ def differ():
         llm.generate([[1, 2, 4 if RANK == 1 else 3]], params(temperature=0))
 
 
+def differ_in_samples():
+    """One rank's worker chooses another token than the others' in its third step."""
+    from hardpoint_dummy import rows
+
+    if RANK == 1:
+        chosen, made = rows.choose, []
+
+        def other(*given):
+            made.append(chosen(*given))
+            return made[-1] + (len(made) == 3)
+
+        rows.choose = other
+    with start() as llm:
+        llm.generate([[1, 2, 3]], params(temperature=0))
+
+
 def differ_in_calls():
     """One rank makes another call."""
     with start() as llm:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import time
+from array import array
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,12 @@ import torch.distributed
 from attrs import evolve
 from hardpoint.config.loading import load_config
 from hardpoint.errors import ConfigError, ExecutorFailedError, PluginError, StartTimeoutError
-from hardpoint.messages import CachedRequestData, SchedulerOutput
+from hardpoint.messages import (
+    CachedRequestData,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    StepTimings,
+)
 from hardpoint.records import Placement
 from hardpoint.rpc.network.key_file import JoinKeys
 from hardpoint.rpc.network.listening import listening
@@ -25,6 +31,7 @@ from hardpoint_external_launcher.agreement import (
     digest,
     digests,
     identity,
+    outcome,
 )
 from hardpoint_external_launcher.launchers import Seat
 from hardpoint_external_launcher.lines import born_at
@@ -119,6 +126,15 @@ def test_who_does_not_come_is_named(kind):
     assert "plugins.external_launcher.start_timeout" in str(caught.value)
     assert "key_file" in str(caught.value)
     assert "rank 1:" not in str(caught.value)
+
+
+def test_who_is_awaited_is_said_now_and_then(monkeypatch, caplog):
+    monkeypatch.setattr("hardpoint_external_launcher.store.FIRST_WORD", 0.0)
+    place = HostPlace(seat(rank=1, address="127.0.0.1", port=9, local_size=2))
+    with pytest.raises(StartTimeoutError):
+        gather(place, own(1))
+    assert "waiting at 127.0.0.1:9 for ranks [0], for 0 s so far" in caplog.text
+    assert "ranks of several hosts need plugins.external_launcher.key_file" in caplog.text
 
 
 def test_a_launchers_store_that_strangers_block_ends_the_ranks_by_their_deadline():
@@ -235,6 +251,34 @@ def test_a_digest_is_of_content_alone():
     assert digest(((1,), 2)) != digest((1, (2,)))
     assert digest("1") != digest(1)
     assert len(digest(SchedulerOutput(step_id=1))) == 16
+
+
+class Plain:
+    def __init__(self, value):
+        self.value = value
+
+
+def test_a_digest_is_of_arrays_and_plain_objects_too():
+    """Whatever a plugin puts into a plan."""
+    assert digest(array("i", [1, 2])) == digest(array("i", [1, 2]))
+    assert digest(array("i", [1, 2])) != digest(array("i", [1, 3]))
+    assert digest(array("i", [0])) != digest(array("f", [0]))
+    assert digest(Plain(1)) == digest(Plain(1))
+    assert digest(Plain(1)) != digest(Plain(2))
+
+
+def test_what_workers_chose_tells_by_its_fields():
+    """Not their timings, which always differ."""
+    outputs = {rank: ModelRunnerOutput(step_id=1, req_ids=("a",), tokens=((7 + rank,),))
+               for rank in (0, 1)}  # fmt: skip
+    told = {rank: outcome("execute_model", output) for rank, output in outputs.items()}
+    with pytest.raises(DivergedError, match=r"ModelRunnerOutput\.tokens on rank 1"):
+        check_digests(7, told)
+    timed = evolve(outputs[0], timings=StepTimings())
+    check_digests(7, {0: told[0], 1: outcome("execute_model", timed)})
+    assert outcome("execute_model", None) == {}
+    of_first_stage = evolve(outputs[0], tokens=((),))
+    assert outcome("execute_model", of_first_stage) == {}, "the last one chooses"
 
 
 FIELDS = [

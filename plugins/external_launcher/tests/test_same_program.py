@@ -71,6 +71,14 @@ def test_plans_that_differ_are_an_error_that_names_field_and_rank(launch):
         assert "SchedulerOutput.new on rank 1 is not that on rank 0" in said
 
 
+def test_a_rank_that_chooses_another_token_is_an_error_that_names_it(launch):
+    """Its plans are as the others', whose worker's tokens are the results."""
+    ranks = launch("differ_in_samples", 2)
+    assert ranks.wait() == [1, 1]
+    for rank in (0, 1):
+        assert "ModelRunnerOutput.tokens on rank 1 is not that on rank 0" in ranks.out(rank)
+
+
 @pytest.mark.slow
 def test_calls_that_differ_are_an_error_that_names_both(launch):
     ranks = launch("differ_in_calls", 2)

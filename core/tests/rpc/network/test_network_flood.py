@@ -71,6 +71,59 @@ def test_members_join_through_a_flood_that_costs_no_more_than_the_bounds(
     wait_until(lambda: own.num_fds() - before < 64)
 
 
+CHURN = """
+import itertools, os, select, socket, struct, sys
+RESET = struct.pack("ii", 1, 0)
+SAID = (b"", b"\\xff", b"\\xff" + bytes(8) + b"\\x7f", os.urandom(2000))
+places = [word.rpartition(":") for word in sys.argv[1:]]
+tried = 0
+while not select.select([sys.stdin], [], [], 0)[0]:
+    for number in range(100):
+        host, _, port = places[number % len(places)]
+        with socket.socket() as one:
+            one.settimeout(0.2)
+            try:
+                one.connect((host, int(port)))
+                one.send(SAID[number % 4])
+                if number % 3 == 0:
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                tried += 1
+            except OSError:
+                pass
+    print(tried, flush=True)
+"""
+
+
+def test_members_join_and_work_among_strangers_that_come_again_for_ever(make_group, wait_until):
+    group = make_group(2, (0, 1), start=False, bounds=Bounds())
+    own = psutil.Process()
+    before, memory = own.num_fds(), own.memory_info().rss
+    places = [address.removeprefix("tcp://") for address in group.hub.addresses.values()]
+    with tempfile.TemporaryFile("a+") as said:
+        churn = subprocess.Popen(
+            [sys.executable, "-c", CHURN, *places], stdin=subprocess.PIPE, stdout=said
+        )
+
+        def came():
+            said.seek(0)
+            return int(["0", *said.read().split("\n")[:-1]][-1])
+
+        try:
+            wait_until(lambda: came() >= 300, 120.0)
+            group.start(0)  # in the midst of it
+            seen = came()
+            wait_until(lambda: came() > seen, 120.0)
+            group.start(1)
+            for number in range(20):
+                assert group.call("echo", number)[1] == (1, "echo", (number,))
+            assert own.num_fds() - before < ROOM
+            assert own.memory_info().rss - memory < 256 << 20
+            assert group.hub.end.refused == 0, "of no stranger a frame was looked at"
+        finally:
+            churn.communicate(b"end")
+    wait_until(lambda: own.num_fds() - before < 64)
+
+
 def accepted(port):
     """Return descriptors of this process for connections that came in by a port."""
     found = {}

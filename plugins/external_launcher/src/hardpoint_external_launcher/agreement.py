@@ -14,6 +14,7 @@ from attrs import fields, has
 from hardpoint.checkpoints.fingerprint import fingerprint
 from hardpoint.config.resolution import effective
 from hardpoint.errors import ConfigError, PluginError
+from hardpoint.messages import ModelRunnerOutput
 from hardpoint.records import Problem
 from hardpoint.worker_calls import DivergedError
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 OF_ONE_RANK = frozenset({"devices", "profile_folder", ADDRESS, KEY_FILE})
 """Keys in which ranks may differ."""
+CHOSEN = ("req_ids", "tokens", "drafts")
+"""Fields of a step's output in which ranks that compute the same do not differ."""
 LONGEST_VALUE = 200
 MODEL = "the model's description"
 FILE = "the model's file"
@@ -98,6 +101,17 @@ def digests(name: str, args: Sequence[Any]) -> dict[str, str]:
     return found
 
 
+def outcome(name: str, output: object) -> dict[str, str]:
+    """Return name -> digest of what all ranks' workers chose alike in a step: which tokens, of
+    which requests. Empty for what is no output of a step.
+    """
+    if not isinstance(output, ModelRunnerOutput) or not any(output.tokens):
+        return {}
+    kind = type(output).__name__
+    told = {f"{kind}.{each}": digest(getattr(output, each)) for each in CHOSEN}
+    return {"method": name, **told}
+
+
 def check_digests(call_id: int, found: Mapping[int, Mapping[str, str]]) -> None:
     """Raise DivergedError that names the first field in which a rank's call differs from that of
     the least rank, and that rank.
@@ -145,8 +159,21 @@ def _feed(update: Any, value: object) -> None:
         _feed_all(update, kind.__name__, (getattr(value, each.name) for each in fields(kind)))
     elif isinstance(value, PurePath | Enum):
         update(f"{kind.__name__}:{value};".encode())
+    elif (data := _buffer(value)) is not None:
+        update(f"{kind.__name__}:{data.format}:{data.shape};".encode())
+        update(data.tobytes())
+    elif hasattr(value, "__dict__"):
+        _feed_all(update, kind.__name__, (part for pair in vars(value).items() for part in pair))
     else:  # what it is made of is not known here
         update(f"{kind.__name__};".encode())
+
+
+def _buffer(value: Any) -> memoryview | None:
+    """Return the bytes of an array, None for what is none."""
+    try:
+        return memoryview(value)
+    except TypeError:
+        return None
 
 
 def _feed_all(update: Any, mark: str, values: Iterable[object]) -> None:

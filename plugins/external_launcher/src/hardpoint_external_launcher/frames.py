@@ -42,6 +42,8 @@ class Kind(IntEnum):
     STEP = 10
     """A call for the resident loop."""
     END_LOOP = 11
+    OUTCOME = 12
+    """What the sender's worker chose in the step of this number: digests, as JSON."""
 
 
 @frozen

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from attrs import evolve
 from hardpoint.errors import ExecutorFailedError, HardpointError
 from hardpoint.rpc.calls import PackedCall, Reply
 from hardpoint.v0.worker_loop import LOOP
 
-from hardpoint_external_launcher.agreement import check_digests, digests
+from hardpoint_external_launcher.agreement import check_digests, digests, outcome
 from hardpoint_external_launcher.answers import ANSWERS, acknowledge, answer
 from hardpoint_external_launcher.frames import Frame, Kind
 
@@ -30,6 +31,9 @@ _logger = logging.getLogger("hardpoint.executor.external_launcher")
 
 LEAVE_SECONDS = 1.0
 """For how long a call that another rank left before it answered may still end by an error."""
+
+KEPT = 64
+"""Calls for which it is kept what workers chose, where not all ranks' do."""
 
 LOOPED = frozenset({"execute_model", "sample_tokens"})
 """Calls that the resident loop takes."""
@@ -131,7 +135,8 @@ class SameProgram(Program):
         self._made = 0
         self._steps = 0
         self._early: dict[int, list[tuple[int, Frame]]] = {}
-        self._told: dict[int, dict[int, Mapping[str, str]]] = {}
+        self._told: dict[tuple[Kind, int], dict[int, Mapping[str, str]]] = {}
+        self._compared = False
 
     def call(self, call: Call) -> None:
         """Tell the others of it, compare, and give it to the own worker."""
@@ -146,7 +151,7 @@ class SameProgram(Program):
         with self._lock:
             self._made = max(self._made, call.call_id)
             early = self._early.pop(call.call_id, [])
-        self._compare_with(call.call_id, self.rank, own)
+        self._compare_with(Kind.NOTE, call.call_id, self.rank, own)
         for rank, frame in early:
             self._answered(rank, frame)
 
@@ -158,14 +163,32 @@ class SameProgram(Program):
         if not wanted and not self.peers.lines:
             return
         self.call_name = call.name
-        frame = answer(self.codec, host.handle(call, carried=True))
+        if call.name in LOOPED and self._compare:
+            reply = self._chosen(host, call)
+        else:
+            reply = host.handle(call, carried=True)
+        frame = answer(self.codec, reply)
         self.peers.tell(frame)
         acknowledge(self.calls, self.codec, self.rank, frame)
 
+    def _chosen(self, host: WorkerHost, call: PackedCall) -> Reply:
+        """Run a step, and tell what this rank's worker chose, though another's is the answer: a
+        worker that chose otherwise computes something else from now on.
+        """
+        reply = host.handle(evolve(call, reply_rank=None), carried=True)
+        own = outcome(call.name, reply.value)
+        if own:
+            said = Frame(Kind.OUTCOME, call.call_id, call.generation, [json.dumps(own).encode()])
+            self.peers.tell(said)
+            self._compare_with(Kind.OUTCOME, call.call_id, self.rank, own)
+        if call.reply_rank in (None, self.rank):
+            return reply
+        return evolve(reply, value=None, of="")
+
     def heard(self, rank: int, frame: Frame) -> None:
         """Take another rank's note or answer; one to a call that is still to be made here waits."""
-        if frame.kind == Kind.NOTE:
-            self._compare_with(frame.call_id, rank, json.loads(frame.text))
+        if frame.kind in (Kind.NOTE, Kind.OUTCOME):
+            self._compare_with(Kind(frame.kind), frame.call_id, rank, json.loads(frame.text))
         elif frame.kind in ANSWERS:
             with self._lock:
                 ahead = frame.call_id > self._made and frame.call_id not in self.calls.calls
@@ -175,21 +198,24 @@ class SameProgram(Program):
                 self._answered(rank, frame)
 
     def _digests(self, call: Call) -> dict[str, str]:
-        if call.method != "execute_model":
-            return {"method": call.name}
-        self._steps += 1
-        if not self._compare or (self._steps - 1) % self._compare:
+        if call.method == "execute_model":
+            self._compared = bool(self._compare) and self._steps % self._compare == 0
+            self._steps += 1
+        if call.method not in LOOPED or not self._compared:
             return {"method": call.name}
         return digests(call.name, call.args)
 
-    def _compare_with(self, call_id: int, rank: int, found: Mapping[str, str]) -> None:
-        """Compare what ``rank`` told of a call with what others did; fail by what differs."""
+    def _compare_with(self, kind: Kind, call_id: int, rank: int, found: Mapping[str, str]) -> None:
+        """Compare what ``rank`` told of a call with what others did; fail by what differs. Of what
+        workers chose those tell that have it: of stages the last one's.
+        """
         with self._lock:
-            told = self._told.setdefault(call_id, {})
+            told = self._told.setdefault((kind, call_id), {})
             told[rank] = found
             others = dict(told)
             if len(told) > len(self.peers.lines):
-                del self._told[call_id]
+                del self._told[kind, call_id]
+            self._told.pop((Kind.OUTCOME, call_id - KEPT), None)  # of stages not all tell
         try:
             check_digests(call_id, others)
         except HardpointError as error:

@@ -5,6 +5,7 @@ Who serves it, and who gets there, is a matter of the place (``places``).
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from collections.abc import Mapping
@@ -20,6 +21,10 @@ from hardpoint_external_launcher.presence import Presence
 from hardpoint_external_launcher.seats import Occupant, Seats, engines
 from hardpoint_external_launcher.settings import START_TIMEOUT
 
+_logger = logging.getLogger("hardpoint.executor.external_launcher")
+
+FIRST_WORD = 10.0
+"""Seconds until it is said who is awaited; the next word is as long again after that, and so on."""
 LOOK = 0.02
 """Seconds between two looks at the store."""
 AGAIN = 0.1
@@ -48,6 +53,9 @@ class Store:
         self._name = f"hardpoint/{seat.run}"
         self._prefix = ""
         self._store: MeetingStore | None = None
+        self._began = time.monotonic()
+        self._pause = FIRST_WORD
+        self._next_word = self._began + FIRST_WORD
 
     def gather(self, own: Presence) -> list[Presence]:
         """Tell who this rank is; return all ranks' presences, in order. Raises ConfigError where
@@ -82,6 +90,7 @@ class Store:
                 self._store, self._prefix, found = None, "", {own.rank: own}
             self._check(found)
             if len(found) < seat.world_size:
+                self._say_who_is_awaited(found)
                 time.sleep(AGAIN if self._store is None else LOOK)
         return [found[rank] for rank in sorted(found)]
 
@@ -131,6 +140,21 @@ class Store:
             if self._store is None and 0 in stages:
                 stages[0] = f"{stages[0]}, or done there: once all have met, nobody else gets in"
             raise StartTimeoutError(seconds=self._timeout, stages=stages, key=START_TIMEOUT)
+
+    def _say_who_is_awaited(self, found: Mapping[int, Presence]) -> None:
+        now = time.monotonic()
+        if now < self._next_word:
+            return
+        self._pause *= 2
+        self._next_word = now + self._pause
+        missing = [rank for rank in range(self._seat.world_size) if rank not in found]
+        _logger.warning(
+            "waiting at %s for ranks %s, for %.0f s so far: they have not come%s",
+            self._place,
+            missing,
+            now - self._began,
+            self._place.absent,
+        )
 
     def close(self) -> None:
         """Leave it, and serve no more: once the others that are here know what this rank knows.
