@@ -170,7 +170,7 @@ def test_pools_sleep_on_it_and_keep_their_addresses(memory):
     def host_buffer(shape, dtype):
         return torch.empty(tuple(shape), dtype=dtype)
 
-    pools = AddressKeepingPools(memory, host_buffer, lambda: None)
+    pools = AddressKeepingPools(memory, host_buffer, lambda: None, lambda: None)
     weights = pools.allocate("weights", 3 * MIB)
     cache = pools.allocate("kv_cache", MIB)
     memory.write(weights, filled(3 * MIB))
@@ -193,7 +193,10 @@ def test_pools_sleep_on_it_and_keep_their_addresses(memory):
 @needs_compiler
 def test_waking_goes_on_where_the_device_had_no_memory(memory):
     pools = AddressKeepingPools(
-        memory, lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype), lambda: None
+        memory,
+        lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype),
+        lambda: None,
+        lambda: None,
     )
     places = [pools.allocate("weights", 2 * MIB) for _ in range(2)]
     for place, value in zip(places, (3, 4), strict=True):
