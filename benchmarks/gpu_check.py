@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,7 +45,7 @@ LOG = "gpu_check.log"
 """Where steps print, so that also a killed one leaves what it had found."""
 ERRORS = "gpu_check.err"
 """Where they and their workers complain: a pipe would be open for as long as one of these lives."""
-BECOME_REAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux
+BECOME_REAPER, END_WITH_PARENT = 36, 1  # PR_SET_CHILD_SUBREAPER and PR_SET_PDEATHSIG of Linux
 
 
 def metadata_of(folder: Path, site: Path) -> None:
@@ -158,6 +159,14 @@ def adopting():
             ctypes.CDLL(None).prctl(BECOME_REAPER, 0, 0, 0, 0)
 
 
+def end_with_parent() -> None:
+    """Have this process, a step, ended when the script is: also one that is killed leaves nobody
+    who holds the GPU.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(END_WITH_PARENT, 9, 0, 0, 0)
+
+
 def end_rest(group: int, before: set[int], grace: float) -> int:
     """End what a step left behind: after ``grace`` seconds by force. Return how many were forced.
     What cannot be ended, as a process that waits for the driver, is left after twice that time.
@@ -194,13 +203,14 @@ def run_step(name: str, seconds: float, options: argparse.Namespace, environment
         starts = [file.seek(0, os.SEEK_END) for file in (log, errors)]
         before = children()
         process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=errors, start_new_session=True
-        )
-        late = False
+            command, env=environment, stdout=log, stderr=errors, start_new_session=True,
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - no other thread runs here
+        )  # fmt: skip
+        late = cut = False
         try:
             process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            late = True
+        except (subprocess.TimeoutExpired, KeyboardInterrupt) as reason:
+            late, cut = True, isinstance(reason, KeyboardInterrupt)
             os.killpg(process.pid, 9)  # the session that was begun for this step
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=GRACE)
@@ -209,8 +219,10 @@ def run_step(name: str, seconds: float, options: argparse.Namespace, environment
         for file, start in zip((log, errors), starts, strict=True):
             file.seek(start)
         found, err = last_object(log.read()), errors.read()
-    if late and "outcome" in found:
+    if late and "outcome" in found and not cut:
         found["did_not_end_in_seconds"] = round(seconds)
+    elif cut:
+        found = {"outcome": "cut", "reason": "the script was told to end", "so_far": found}
     elif late:
         found = {"outcome": "timeout", "reason": f"above {seconds:.0f} s", "so_far": found}
     elif "outcome" not in found:
@@ -258,6 +270,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no step after that")
     parser.add_argument("--only", default=",".join(STEPS), help="steps, separated by commas")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     options.no_sleep = ""
     asked = options.only.split(",")
     if unknown := [name for name in asked if name not in STEPS]:
@@ -303,6 +316,8 @@ def main() -> int:
                 line = run_step(name, min(most, left), options, environment)
                 tell(line)
                 bad = line["outcome"] in ("failed", "error") or line.get("so_far")
+                if line["outcome"] == "cut":
+                    break
                 if name == "pools" and bad:  # one that was cut while it imported says nothing
                     options.no_sleep = f"the step pools: {line['outcome']}"
     return int(any(outcome not in ("ok", "skipped") for outcome in outcomes))

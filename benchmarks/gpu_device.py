@@ -95,7 +95,7 @@ def _in_a_pool(device) -> None:
 
 
 class _Said(logging.Handler):
-    """What the pools log: torch passes no reason on."""
+    """What the pools log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

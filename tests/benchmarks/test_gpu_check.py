@@ -7,8 +7,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 import zipfile
 from pathlib import Path
@@ -146,6 +148,54 @@ def test_whom_a_step_leaves_behind_is_ended_and_spoils_nothing(tmp_path, monkeyp
     assert not Path(f"/proc/{(tmp_path / 'benchmarks/gpu_steps.py.pid').read_text()}").exists()
     if outcome == "failed":
         assert "said" in line["stderr"]
+
+
+TELLS_AND_STAYS = """
+import sys, time
+if sys.argv[1] == "pools":
+    print('{"outcome": "ok", "x": 1}', flush=True)
+else:
+    print('{"x": 2}', flush=True)
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_cut_leaves_what_was_found_and_nobody(tmp_path, sent):
+    folder = tmp_path / "benchmarks"
+    folder.mkdir()
+    for name in ("gpu_check.sh", "gpu_check.py"):
+        shutil.copy(SCRIPT.with_name(name), folder)
+    (folder / "gpu_steps.py").write_text(TELLS_AND_STAYS)
+    script = subprocess.Popen(
+        [str(folder / SCRIPT.name), "--dry-run", "--out", str(tmp_path)],
+        env={**os.environ, "PYTHON": sys.executable}, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    log = tmp_path / "gpu_check.log"
+    waited_for(lambda: log.is_file() and '"x": 2' in log.read_text())
+    (step,) = Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split()
+    script.send_signal(sent)
+    code = script.wait(timeout=120)
+    waited_for(lambda: not Path(f"/proc/{step}").exists())
+    told = [json.loads(line) for line in (tmp_path / "gpu_check.jsonl").read_text().splitlines()]
+    assert (told[0]["step"], told[0]["outcome"], told[0]["x"]) == ("pools", "ok", 1)
+    if sent == signal.SIGKILL:
+        assert (code, len(told)) == (-9, 1)
+    else:
+        assert (code, len(told)) == (1, 2)
+        assert (told[1]["step"], told[1]["outcome"], told[1]["so_far"]) == (
+            "probe",
+            "cut",
+            {"x": 2},
+        )
+
+
+def waited_for(condition):
+    """Wait until it holds, two minutes at most."""
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_all_steps_fit_and_later_ones_get_what_is_left():
