@@ -123,3 +123,16 @@ def test_a_model_sleeps_and_computes_the_same_again(pools):
     pools.sleep(("weights",), keep=("weights",))
     pools.wake(("weights",))
     assert torch.equal(layer(given), before)
+
+
+def test_what_other_operations_made_is_taken_in_once(pools):
+    weights = made(pools, "weights", 8)
+    clone, sparse = weights.clone(), torch.eye(3).to_sparse()
+    tensors = {"weights": weights, "clone": clone, "view": clone[2:], "nothing": torch.empty(0)}
+    assert list(pools.take_in("weights", {**tensors, "sparse": sparse})) == ["sparse"]
+    assert pools.held(["weights"]) == 64
+    clone.fill_(3)
+    assert pools.sleep(("weights",), keep=("weights",)).bytes_freed == 64
+    assert clone.untyped_storage().nbytes() == 0
+    pools.wake(("weights",))
+    assert tensors["view"].tolist() == [3.0] * 6

@@ -269,3 +269,31 @@ def test_an_end_of_a_tensor_within_the_pools_own_lock_waits_for_nobody(pools):
     thread.start()
     thread.join(120)
     assert left == [0]
+
+
+def test_tensors_that_lie_elsewhere_move_in_and_stay_what_they_are_to_each_other(pools):
+    whole = torch.arange(24, dtype=torch.float32)
+    tensors = {
+        "whole": whole, "part": whole[4:20].view(4, 4).T, "halves": whole.view(torch.float16)[1::2],
+        "alone": torch.ones(3), "far": torch.ones(3, device="meta"), "nothing": torch.empty(0),
+    }  # fmt: skip
+    with pools.use("weights"):
+        tensors["here"] = torch.zeros(7)
+    sparse = torch.eye(3).to_sparse()
+    values = {name: each.tolist() for name, each in tensors.items() if name != "far"}
+    here, inference = tensors["here"].data_ptr(), None
+    with torch.inference_mode():
+        inference = torch.ones(2).add(1)
+    left = pools.take_in("weights", {**tensors, "sparse": sparse, "inference": inference})
+    assert list(left) == ["sparse"]
+    moved = [each for name, each in tensors.items() if name not in ("far", "nothing")]
+    assert all(pools._inside("weights", each.data_ptr()) for each in (*moved, inference))
+    assert tensors["here"].data_ptr() == here
+    assert {name: each.tolist() for name, each in tensors.items() if name != "far"} == values
+    whole[4] = -1
+    assert (tensors["part"][0, 0].item(), inference.tolist()) == (-1, [2.0, 2.0])
+    assert pools.take_in("weights", tensors) == {}
+    held = pools.held()
+    pools.sleep(("weights",), keep=("weights",))
+    pools.wake(("weights",))
+    assert (whole[4].item(), pools.held()) == (-1, held)

@@ -627,6 +627,9 @@ class OrderedPools(PlacedPools):
     def storage(self, address, num_bytes):
         return (ctypes.c_char * num_bytes).from_address(address)
 
+    def start_of(self, tensor):
+        return tensor.inner.untyped_storage().data_ptr()
+
     def over(self, storage, shape, stride, dtype):
         address = ctypes.addressof(storage)
         lies_in = next(each for each in RANGES.values() if each.has(address))

@@ -8,7 +8,9 @@ import pytest
 import torch
 from hardpoint.checkpoints import read_description
 from hardpoint.errors import UnsupportedError
+from hardpoint_runtime.accelerator.placed_pools import PlacedPools
 from hardpoint_runtime.accelerator.pools import AddressKeepingPools
+from hardpoint_runtime.model_runner import TorchModelRunner
 
 MODES = ["none", "full_and_piecewise"]
 TAGS = ("weights", "kv_cache")
@@ -84,6 +86,74 @@ def test_buffers_survive_level_2(make_accelerator):
     worker.sleep(2)
     worker.wake_up(("weights",))
     assert worker.port.to_host(table).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def packed_anew(monkeypatch):
+    """Have loading put other tensors in the place of parameters: clones, and parts of one cat."""
+    load = TorchModelRunner.load_weights
+
+    def loaded(runner, model):
+        load(runner, model)
+        with torch.no_grad():
+            modules = [each for each in model.modules() if hasattr(each, "weight")]
+            first, second, third, fourth = modules[:4]
+            first.weight = torch.nn.Parameter(first.weight.clone(), requires_grad=False)
+            whole = torch.cat([second.weight.reshape(-1), third.weight.reshape(-1)])
+            for module, part in zip(
+                (second, third),
+                whole.split([second.weight.numel(), third.weight.numel()]),
+                strict=True,
+            ):
+                kept = part.view(module.weight.shape)
+                module.weight = torch.nn.Parameter(kept, requires_grad=False)
+            model.register_buffer("ones", torch.ones(5, device=whole.device))
+            fourth.plain = whole[:3]
+            fourth.same = fourth.weight = torch.nn.Parameter(fourth.weight * 1, requires_grad=False)
+        model.tried = second, third, fourth, whole.numel()
+
+    monkeypatch.setattr(TorchModelRunner, "load_weights", loaded)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_put_in_the_place_of_weights_sleeps_too(
+    mode, make_accelerator, make_driver, monkeypatch
+):
+    expected = run(make_driver, make_accelerator(mode=mode))
+    packed_anew(monkeypatch)
+    worker = make_accelerator(mode=mode)
+    model, pools = worker.get_model(), worker.port.pools
+    second, third, fourth, size = model.tried
+
+    def inside(tensor):
+        return pools._inside("weights", tensor.data_ptr())
+
+    assert all(map(inside, (*model.parameters(), *model.buffers(), fourth.plain)))
+    assert third.weight.data_ptr() == second.weight.data_ptr() + second.weight.nbytes
+    assert fourth.plain.data_ptr() == second.weight.data_ptr()
+    assert fourth.same is fourth.weight
+    assert run(make_driver, worker) == expected
+    places, values = addresses(worker), weights(worker)
+    report = worker.sleep(1)
+    assert (pools.held(), report.bytes_still_held) == (0, 0)
+    assert report.bytes_backed_up >= size * second.weight.element_size()
+    worker.wake_up(TAGS)
+    assert addresses(worker) == places
+    assert all(map(torch.equal, weights(worker), values))
+    assert run(make_driver, worker) == expected
+
+
+def test_what_cannot_sleep_is_named_and_counted(make_accelerator, monkeypatch, caplog):
+    packed_anew(monkeypatch)
+    take_in = PlacedPools.take_in
+
+    def but_one(pools, tag, tensors):
+        left = take_in(pools, tag, {k: v for k, v in tensors.items() if not k.endswith("ones")})
+        return left | {k: v for k, v in tensors.items() if k.endswith("ones")}
+
+    monkeypatch.setattr(PlacedPools, "take_in", but_one)
+    worker = make_accelerator()
+    assert "20 bytes of weights do not sleep: .ones" in caplog.text
+    assert worker.sleep(1).bytes_still_held == 20
 
 
 def test_a_part_sleeps_and_wakes_alone(make_accelerator, make_driver):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hardpoint_runtime.operations import Operations
 
 _logger = logging.getLogger("hardpoint.graphs")
+_worker_logger = logging.getLogger("hardpoint.worker")
 
 WEIGHTS = "weights"
 """The tag of what a model holds: its parameters and buffers."""
@@ -37,6 +38,8 @@ class AcceleratorModelRunner(TorchModelRunner):
     """
 
     graph_memory: int | None = None
+    outside = 0
+    """The bytes of weights that lie in no pool, though there are pools: they do not sleep."""
 
     @property
     def port(self) -> AcceleratorDeviceOps:
@@ -51,9 +54,10 @@ class AcceleratorModelRunner(TorchModelRunner):
             return super().make_model(operations)
 
     def load_weights(self, model: LanguageModel) -> None:
-        """Load in that pool: what packing makes anew belongs there, too."""
+        """Load in that pool, and move into it what was made elsewhere meanwhile, as by packing."""
         with self.device.pool(WEIGHTS):
             super().load_weights(model)
+        self._take_in(model)
 
     def reload_weights(self, path: str | None) -> LoadReport:
         """Read all weights again, in place, from ``path`` or from where they came.
@@ -81,6 +85,26 @@ class AcceleratorModelRunner(TorchModelRunner):
         self.device.synchronize()
         num_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
         return LoadReport(weight_bytes=num_bytes, seconds=time.perf_counter() - started)
+
+    def _take_in(self, model: LanguageModel) -> None:
+        pools, kind = self.port.pools, self.device.device.type
+        if pools is None:
+            return
+        found: dict[int, tuple[str, torch.Tensor]] = {}
+        for path, module in model.named_modules():
+            own = {
+                **dict(module.named_parameters(recurse=False)),
+                **dict(module.named_buffers(recurse=False)),
+                **{k: v for k, v in vars(module).items() if isinstance(v, torch.Tensor)},
+            }
+            for name, tensor in own.items():
+                if tensor.device.type == kind:
+                    found.setdefault(id(tensor), (f"{path}.{name}", tensor))
+        left = pools.take_in(WEIGHTS, dict(found.values()))
+        self.outside = sum(each.numel() * each.element_size() for each in left.values())
+        if left:
+            told = ", ".join(sorted(left))
+            _worker_logger.warning("%d bytes of weights do not sleep: %s", self.outside, told)
 
     def fixed_tensors(self) -> Iterator[torch.Tensor]:
         """Give what a model holds and no checkpoint brings again: its buffers."""

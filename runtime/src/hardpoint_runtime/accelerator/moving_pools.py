@@ -9,7 +9,7 @@ address, as captured graphs do, is wrong then: sleep and graphs exclude each oth
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -68,6 +68,14 @@ class MovingPools(AddressKeepingPools):
         reference = StorageWeakRef(storage)
         if all(each.reference.cdata != reference.cdata for each in self._of(None)):
             self._noted.append(Noted(tag, reference, storage.nbytes()))
+
+    def take_in(self, tag: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Note what was not; nothing moves. Return what has no storage of its own."""
+        left = {name: each for name, each in tensors.items() if each.layout != torch.strided}
+        for name, tensor in tensors.items():
+            if name not in left and tensor.numel():
+                self.note(tag, tensor)
+        return left
 
     def held(self, tags: Iterable[str] | None = None) -> int:
         """Return the bytes that storages (of ``tags``) hold of the device now."""

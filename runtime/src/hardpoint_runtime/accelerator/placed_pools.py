@@ -1,8 +1,9 @@
 """How tensors come into pools that sleep: what is made within ``use(tag)`` is placed in a pool.
 
 Every tensor that is made empty or of zeros there is given memory of the pool; what other operations
-return is torch's own. Models are made that way: parameters and buffers first, then filled in place.
-Small tensors share pages.
+return is torch's own. Models are made that way: parameters and buffers first, then filled in place;
+what was put in their place meanwhile is moved in afterwards (:meth:`PlacedPools.take_in`). Small
+tensors share pages.
 
 Four ways were judged (torch 2.13):
 
@@ -51,6 +52,8 @@ _all: weakref.WeakSet[PlacedPools] = weakref.WeakSet()
 """Those of every engine in this process, as torch's own figures are of all."""
 ALIGNMENT = 512
 """Tensors on a page begin at multiples of this many bytes."""
+WIDEST = 16
+"""The bytes of the widest number."""
 
 
 @define(eq=False)
@@ -117,6 +120,28 @@ class PlacedPools(AddressKeepingPools):
         weakref.finalize(storage, self._leave, tag, piece).atexit = False
         return self.over(storage, shape, stride, dtype)
 
+    def take_in(self, tag: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Move tensors of the device that lie elsewhere into the pool of ``tag``: each piece of
+        memory once, so that views of one stay so. The tensors are the same objects. Return those
+        without memory of their own (sparse ones, wrappers).
+        """
+        left: dict[str, torch.Tensor] = {}
+        shared: dict[int, list[torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            if not self.has(tensor.device) or not tensor.numel():
+                continue
+            if tensor.layout != torch.strided or not tensor.data_ptr():
+                left[name] = tensor
+            elif not self._inside(tag, tensor.data_ptr()):
+                shared.setdefault(self.start_of(tensor), []).append(tensor)
+        for group in shared.values():
+            self._move(tag, group)
+        return left
+
+    def start_of(self, tensor: torch.Tensor) -> int:
+        """Return where the memory begins in which a tensor lies."""
+        return tensor.untyped_storage().data_ptr()
+
     def storage(self, address: int, num_bytes: int) -> Any:
         """Return a storage over memory that is the device's at ``address``."""
         make = torch._C._construct_storage_from_data_pointer  # noqa: SLF001 - as torch's own graphs do
@@ -132,6 +157,21 @@ class PlacedPools(AddressKeepingPools):
     def has(self, device: torch.device) -> bool:
         """Whether that is the pools' device; one without a number is the current one."""
         return device.type == self.device.type and device.index in (None, self.device.index)
+
+    def _inside(self, tag: str, address: int) -> bool:
+        pieces = self._of([tag])
+        return any(each.address <= address < each.address + each.num_bytes for each in pieces)
+
+    def _move(self, tag: str, tensors: Sequence[torch.Tensor]) -> None:
+        """Move tensors of one piece of memory."""
+        size = max(map(_end_of, tensors))
+        with torch.inference_mode(tensors[0].is_inference()), torch.no_grad():
+            memory = self.tensor(tag, (-(-size // WIDEST) * WIDEST,), (1,), torch.uint8)
+            for each in tensors:
+                place = memory.view(each.dtype)
+                place = place.as_strided(each.shape, each.stride(), each.storage_offset())
+                place.copy_(each)
+                each.data = place
 
     def _place(self, tag: str, num_bytes: int) -> tuple[int, int]:
         """Return (the address of memory for a tensor, that of the piece which it is in)."""
@@ -168,6 +208,13 @@ class PlacedPools(AddressKeepingPools):
             self.free(piece)
         except Exception:
             _logger.exception("memory of %s at %#x cannot be given back", tag, piece)
+
+
+def _end_of(tensor: torch.Tensor) -> int:
+    """Return how many bytes of its storage reach to the end of a tensor."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((size - 1) * step for size, step in steps)
+    return (last + 1) * tensor.element_size()
 
 
 def held_by_all(device: torch.device) -> int:

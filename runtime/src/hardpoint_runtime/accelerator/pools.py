@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from attrs import define
@@ -65,6 +65,12 @@ class AddressKeepingPools:
         Here: none; :class:`~hardpoint_runtime.accelerator.placed_pools.PlacedPools` brings it.
         """
         raise NotImplementedError
+
+    def take_in(self, tag: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Have tensors of the device that lie elsewhere belong to ``tag``; those of one piece of
+        memory still share one. Return those with which that cannot be. Here: all.
+        """
+        return dict(tensors)
 
     def allocate(self, tag: str, num_bytes: int) -> int:
         """Return the address of new memory. Raises torch.OutOfMemoryError."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
+from attrs import evolve
 from hardpoint.capabilities import Capability
 from hardpoint.errors import LifecycleError, MemoryBudgetError, UnsupportedError
 
@@ -168,7 +169,9 @@ class AcceleratorWorker(TorchWorker):
         awake = WEIGHTS in tags and WEIGHTS not in keep and bool(pools.held([WEIGHTS]))
         if awake and isinstance(runner, AcceleratorModelRunner):
             self._fixed = tuple(self.port.to_host(each).clone() for each in runner.fixed_tensors())
-        return pools.sleep(tags, keep)
+        report = pools.sleep(tags, keep)
+        outside = runner.outside if isinstance(runner, AcceleratorModelRunner) else 0
+        return evolve(report, bytes_still_held=report.bytes_still_held + outside)
 
     def _pools(self) -> AddressKeepingPools:
         pools = self.port.pools
