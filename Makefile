@@ -56,6 +56,7 @@ lint: $(VENV)/test.stamp
 # Every check holds without `assert` statements, too: those of the driver's side each time, the others' in test-slow.
 EVERYTHING := core engine runtime conformance scaffold plugins tests
 WITHOUT_ASSERTS := core engine
+SLOW_SIDE_BY_SIDE := conformance scaffold plugins/tpu tests/executor_suite tests/packaging
 SIDE_BY_SIDE := $(BIN)/python -m pytest -q --numprocesses auto --dist loadfile
 
 test: lint
@@ -64,7 +65,8 @@ test: lint
 	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(SIDE_BY_SIDE) -m "not slow" $(WITHOUT_ASSERTS)
 
 test-slow: $(VENV)/test.stamp $(VENV)/metrics.stamp
-	$(BIN)/python -m pytest -q -m slow $(EVERYTHING)
+	OMP_NUM_THREADS=1 $(SIDE_BY_SIDE) -m slow $(SLOW_SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -q -m slow $(addprefix --ignore ,$(SLOW_SIDE_BY_SIDE)) $(EVERYTHING)
 	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(SIDE_BY_SIDE) -m "not slow" $(filter-out $(WITHOUT_ASSERTS),$(EVERYTHING))
 
 docs: $(VENV)/test.stamp
