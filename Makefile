@@ -66,7 +66,7 @@ test: lint
 
 test-slow: $(VENV)/test.stamp $(VENV)/metrics.stamp
 	OMP_NUM_THREADS=1 $(SIDE_BY_SIDE) -m slow $(SLOW_SIDE_BY_SIDE)
-	$(BIN)/python -m pytest -q -m slow $(addprefix --ignore ,$(SLOW_SIDE_BY_SIDE)) $(EVERYTHING)
+	$(BIN)/python -m pytest -q -m slow $(addprefix --ignore ,$(SLOW_SIDE_BY_SIDE)) $(filter-out $(SLOW_SIDE_BY_SIDE),$(EVERYTHING))
 	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(SIDE_BY_SIDE) -m "not slow" $(filter-out $(WITHOUT_ASSERTS),$(EVERYTHING))
 
 docs: $(VENV)/test.stamp
