@@ -117,7 +117,7 @@ class _Group:
         self._measure_idle()
         self._each(lambda driver: driver.stop())
 
-    def _each(self, do: Callable[[Driver], None], order: Sequence[str] = ()) -> None:
+    def _each(self, do: Callable[[Driver], object], order: Sequence[str] = ()) -> None:
         """Do something with each driver; one that fails is left out."""
         for name in order or tuple(self._drivers):
             if name not in self._drivers:
