@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
@@ -78,8 +79,10 @@ def send(places, canary):
                 continue
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
             stranger.linger = 0
+            stranger.sndtimeo = int(HELD * 1000)  # nothing can be sent while none is let in
             stranger.connect(f"tcp://{host}:{port}")
-            stranger.send(pickle.dumps(Canary(canary)))
+            with contextlib.suppress(zmq.Again):
+                stranger.send(pickle.dumps(Canary(canary)))
             stranger.poll(int(HELD * 1000))
     return taken
 
