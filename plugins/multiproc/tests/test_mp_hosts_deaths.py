@@ -17,6 +17,7 @@ from hardpoint.errors import (
 )
 from hardpoint_multiproc import group
 from hardpoint_multiproc.hosts import start
+from hardpoint_multiproc.hosts.leader import Hosts
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,21 @@ def test_the_number_of_a_process_elsewhere_is_never_signalled_here(
     assert pids[1] not in ended
 
 
+def test_an_executor_that_has_started_knows_the_processes_elsewhere(cluster, launcher, monkeypatch):
+    pass_on = Hosts._pass_on
+
+    def late(hosts, told):
+        if told["op"] == "started":
+            threading.Timer(0.5, lambda: hosts.loop.call(lambda: pass_on(hosts, told))).start()
+        else:
+            pass_on(hosts, told)
+
+    monkeypatch.setattr(Hosts, "_pass_on", late)
+    cluster.follow()
+    executor = launcher.start(workers=2, **cluster.keys())
+    assert all(worker.pid > 0 for worker in executor._resources.group._workers)
+
+
 @pytest.mark.parametrize("how", ["stopped", pytest.param("hung", marks=pytest.mark.slow)])
 def test_a_stuck_worker_elsewhere_is_told_with_its_stack(
     cluster, launcher, eventually, is_alive, how
@@ -151,6 +167,7 @@ def test_a_stuck_worker_elsewhere_is_told_with_its_stack(
         workers=2, **cluster.keys(**{"plugins.dummy.fail_at": "load:2@1=hang", **more})
     )
     stuck = executor._resources.group._workers[1].pid
+    assert stuck > 0
     future = executor.collective_rpc("reload_weights", non_block=True)
     eventually(lambda: executor.check_health()[1].busy_since)
     if how == "stopped":

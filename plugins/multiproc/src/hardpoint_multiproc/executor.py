@@ -167,6 +167,7 @@ class MultiprocExecutor(Executor):
         group.start(resources.launches, agreed)
         try:
             self._await(gather, None)
+            group.await_processes(settings.start_timeout)
         except HardpointError as error:
             rank = getattr(error, "rank", None)
             lines = output.last_lines(rank) if rank is not None else ()

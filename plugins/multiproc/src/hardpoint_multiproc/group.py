@@ -38,6 +38,7 @@ from hardpoint.rpc.supervision import (
 )
 
 from hardpoint_multiproc import descriptors
+from hardpoint_multiproc.launching import Launch
 from hardpoint_multiproc.limits import refused
 from hardpoint_multiproc.loading_watch import LoadingWatch
 from hardpoint_multiproc.loop import left_until
@@ -57,35 +58,6 @@ EXIT_SECONDS = 0.3
 
 LEFT_SECONDS = 0.5
 """How long the end of a process that closed its control lane is awaited: it comes in a moment."""
-
-
-@define(eq=False)
-class Launch:
-    """One worker to start, and everything that was made for it.
-
-    ``given`` are the descriptors that go to the worker, in order; ``lane`` is the driver's end of
-    its control lane, ``stacks`` the memory for the stacks of its threads. Whatever is made is put
-    here at once, so that an interrupt loses nothing.
-    """
-
-    rank: int
-    title: str
-    given: list[int] = field(factory=list)
-    lane: ControlLane | None = None
-    stacks: int = -1
-
-    def hand_over(self) -> None:
-        """Close what went to the worker."""
-        given, self.given = self.given, []
-        descriptors.close(given)
-
-    def close(self) -> None:
-        """Close everything. Idempotent."""
-        self.hand_over()
-        if self.lane is not None:
-            self.lane.close()
-        stacks, self.stacks = self.stacks, -1
-        descriptors.close([stacks] if stacks >= 0 else ())
 
 
 @define(eq=False)
@@ -212,6 +184,16 @@ class WorkerGroup:
             loop.watch(pidfd, lambda: self._dying(worker))
         loop.watch(worker.lane.fileno(), lambda: self._listen(worker))
         self._judge(lambda judge: judge.spawned(rank, pid, now))
+        with self._changed:
+            self._changed.notify_all()
+
+    def await_processes(self, seconds: float) -> None:
+        """Wait until every worker's process is known: what a worker answers may come before what
+        its starter says. Raises what the group failed by, StartTimeoutError after ``seconds``.
+        """
+        if unknown := self._wait(lambda worker: not worker.pid, time.monotonic() + seconds):
+            stages = {each.launch.rank: "which process it is was not told" for each in unknown}
+            raise StartTimeoutError(seconds=seconds, stages=stages, key=self._start_key)
 
     # What is seen.
 
@@ -424,18 +406,23 @@ class WorkerGroup:
             number = self._pings
         for worker in self._workers:
             worker.lane.order(Order.PING, number)
+        for silent in self._wait(lambda worker: worker.pong < number, until):
+            raise WorkerSilentError(
+                rank=silent.launch.rank, pid=silent.pid, seconds=time.monotonic() - silent.heard
+            )
+        return [worker.health for worker in self._workers if worker.health is not None]
+
+    def _wait(self, misses: Callable[[_Worker], bool], until: float) -> list[_Worker]:
+        """Wait while a worker ``misses`` something; return those that still do at ``until``. Raises
+        what the group failed by.
+        """
         with self._changed:
-            while waiting := [each for each in self._workers if each.pong < number]:
+            while waiting := [each for each in self._workers if misses(each)]:
                 if (failure := self._supervisor.failure) is not None:
                     raise failure
                 if not self._changed.wait(left_until(until)):
-                    silent = waiting[0]
-                    raise WorkerSilentError(
-                        rank=silent.launch.rank,
-                        pid=silent.pid,
-                        seconds=time.monotonic() - silent.heard,
-                    )
-            return [worker.health for worker in self._workers if worker.health is not None]
+                    break
+            return waiting
 
     # End.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import NOTHING, evolve, fields, frozen, has
+from attrs import NOTHING, define, evolve, field, fields, frozen, has
 from hardpoint.config.problems import config_error, with_origin
 from hardpoint.records import Problem
 from hardpoint.rpc.channel import DriverEnd
@@ -20,7 +20,6 @@ from hardpoint.rpc.worker_process import Boot
 
 from hardpoint_multiproc import descriptors
 from hardpoint_multiproc.affinity import shares_of
-from hardpoint_multiproc.group import Launch
 from hardpoint_multiproc.titles import title_of
 
 if TYPE_CHECKING:
@@ -40,6 +39,35 @@ something else. The libraries that the nursery has imported were told so, too.
 
 RENDEZVOUS = 6
 """Where the rendezvous stands among the descriptors that a worker is given."""
+
+
+@define(eq=False)
+class Launch:
+    """One worker to start, and everything that was made for it.
+
+    ``given`` are the descriptors that go to the worker, in order; ``lane`` is the driver's end of
+    its control lane, ``stacks`` the memory for the stacks of its threads. Whatever is made is put
+    here at once, so that an interrupt loses nothing.
+    """
+
+    rank: int
+    title: str
+    given: list[int] = field(factory=list)
+    lane: ControlLane | None = None
+    stacks: int = -1
+
+    def hand_over(self) -> None:
+        """Close what went to the worker."""
+        given, self.given = self.given, []
+        descriptors.close(given)
+
+    def close(self) -> None:
+        """Close everything. Idempotent."""
+        self.hand_over()
+        if self.lane is not None:
+            self.lane.close()
+        stacks, self.stacks = self.stacks, -1
+        descriptors.close([stacks] if stacks >= 0 else ())
 
 
 def variables_of(executor: Executor) -> list[dict[str, str]]:

@@ -18,8 +18,8 @@ from hardpoint.rpc.encoding import Codec
 from hardpoint.rpc.faults import fault
 from hardpoint.rpc.receiver import Receiver
 
-from hardpoint_multiproc.group import Launch, WorkerGroup
-from hardpoint_multiproc.launching import WorkerPlan, make_launches
+from hardpoint_multiproc.group import WorkerGroup
+from hardpoint_multiproc.launching import Launch, WorkerPlan, make_launches
 from hardpoint_multiproc.loop import LONGEST_WAIT
 from hardpoint_multiproc.nursery_process import NurseryProcess
 

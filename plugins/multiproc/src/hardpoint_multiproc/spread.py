@@ -16,8 +16,7 @@ from hardpoint.rpc.network.bounds import Bounds
 from hardpoint.rpc.network.hub import RENDEZVOUS, Hub
 from hardpoint.rpc.receiver import Receiver
 
-from hardpoint_multiproc.group import Launch
-from hardpoint_multiproc.launching import WorkerPlan, make_launches
+from hardpoint_multiproc.launching import Launch, WorkerPlan, make_launches
 from hardpoint_multiproc.resources import Resources
 
 if TYPE_CHECKING:

@@ -81,8 +81,10 @@ def serve(
     lane, boot, stacks, board, *rest = fds
     rendezvous = rest.pop(0) if spec["rendezvous"] else None
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True, chain=False)
-    # What it is chained to is the signal's default action, which ends the process.
-    faulthandler.register(LAST_STACK_SIGNAL, file=stacks, all_threads=True, chain=True)
+    # What it is chained to is the signal's default action, which ends the process. Of this thread
+    # alone: others of a process that is continued run meanwhile, and reading the frames of a thread
+    # that runs may end the process before this one was written.
+    faulthandler.register(LAST_STACK_SIGNAL, file=stacks, all_threads=False, chain=True)
     faulthandler.enable(all_threads=True)
     rank = spec["rank"]
     control = ControlThread(socket.socket(fileno=lane), spec["heartbeat"], rank=rank)
