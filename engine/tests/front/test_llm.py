@@ -7,9 +7,9 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import hardpoint_engine
+import psutil
 import pytest
 from hardpoint.config.loading import load_config
 from hardpoint.errors import (
@@ -328,10 +328,9 @@ def test_an_engine_that_does_not_start_leaves_nothing_running():
     assert workers() <= before
 
 
-def children() -> set[str]:
+def children() -> set[int]:
     """The processes that this one has started and not yet buried."""
-    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return {pid for path in tasks for pid in path.read_text().split()}
+    return {child.pid for child in psutil.Process().children()}
 
 
 @pytest.mark.parametrize("fails", [True, False])
