@@ -45,6 +45,7 @@ class Place(ABC):
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
         self._way: Asking | None = None
+        self._served: HostStore | KeyedStore | None = None
 
     def __str__(self) -> str:
         return f"{self.seat.address}:{self.seat.port}"
@@ -70,6 +71,9 @@ class Place(ABC):
     def close(self) -> None:
         """Leave, and serve no more. Idempotent."""
         self.leave()
+        served, self._served = self._served, None
+        if served is not None:
+            served.close()
 
 
 class HostPlace(Place):
@@ -80,7 +84,6 @@ class HostPlace(Place):
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
         self.serves = seat.rank == 0
-        self._served: HostStore | None = None
         self._checked = False
         told = f"{os.geteuid()}/{seat.address}:{seat.port}/{seat.run}"
         self._name = f"hardpoint-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
@@ -105,13 +108,6 @@ class HostPlace(Place):
             )
             raise config_error([problem]) from None
         return NamedStore(self._way)
-
-    def close(self) -> None:
-        """Leave, and serve no more."""
-        super().close()
-        served, self._served = self._served, None
-        if served is not None:
-            served.close()
 
     def _require_own_address(self) -> None:
         """Raise ConfigError if the ranks are to meet on another host, which needs keys."""
@@ -144,7 +140,6 @@ class KeyedPlace(Place):
         self.serves = seat.rank == 0
         self._keys = keys
         self._peer_timeout = peer_timeout
-        self._served: KeyedStore | None = None
 
     def serve(self) -> None:
         """Serve the store behind the keys. Raises ConfigError, and OSError if the port is taken."""
@@ -171,13 +166,6 @@ class KeyedPlace(Place):
             raise unusable(self.seat, error) from error
         self._way = client(self._keys, address, self.seat.port or 0, self._peer_timeout)
         return NamedStore(self._way)
-
-    def close(self) -> None:
-        """Leave, and serve no more."""
-        super().close()
-        served, self._served = self._served, None
-        if served is not None:
-            served.close()
 
 
 class LauncherPlace(Place):
