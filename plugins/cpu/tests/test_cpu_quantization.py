@@ -8,9 +8,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from hardpoint.config import Config
 from hardpoint.errors import ConfigError
+from hardpoint_cpu.native.packing import pack
+from hardpoint_cpu.quantization import W8A8
 from hardpoint_engine import LLM, SamplingParams
-from hardpoint_runtime.quantization import form_of
+from hardpoint_runtime.quantization import Piece, Place, form_of
 from native_models import PROMPTS
 
 ON = {"native": "auto"}
@@ -203,3 +206,33 @@ def test_a_type_that_was_asked_for_unpacks(packed_file):
         weight = module.get_parameter(parameter)
         assert weight.dtype == torch.float32
         assert np.array_equal(weight.numpy(), numbers["ffn_down"])
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_blocks_of_a_file_are_rounded_without_being_unpacked_by_torch(
+    packed_file, kind, monkeypatch
+):
+    path, numbers = packed_file("Q4_1")
+    unpacked = []
+    monkeypatch.setattr(
+        "hardpoint_runtime.loading.gguf.unpack",
+        lambda *args: unpacked.append(args) or pytest.fail("torch unpacks blocks"),
+    )
+    with start(path, quantization=kind, cpu=ON) as llm:
+        module, parameter = matrices(llm)["layers.0.mlp.gate_up.weight"]
+        wanted = np.concatenate([numbers["ffn_gate"], numbers["ffn_up"]])
+        found = module.get_parameter(parameter).numpy()
+        assert np.array_equal(found, pack(wanted, "f32", kind, cols=HIDDEN))
+    assert not unpacked
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_blocks_of_which_a_shard_has_some_columns_are_unpacked_first(whole):
+    pieces = (
+        Piece(first=0, rows=32, stored="Q4_1", whole=True),
+        Piece(first=32, rows=32, stored="Q4_1", whole=whole),
+    )
+    place = Place(module="m", parameter="weight", rows=64, cols=128, pieces=pieces, alike=False)
+    form = W8A8(Config(), torch.float32).create(place)
+    assert form.takes_stored(0, "Q4_1") is whole
+    assert not form.takes_stored(0, "Q5_1")

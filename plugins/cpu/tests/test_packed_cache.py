@@ -221,7 +221,7 @@ def test_several_threads_pack_what_one_packs(monkeypatch):
         monkeypatch.setattr(quantization, "_cores", lambda cores=cores: cores)
         size = packing.packed_bytes("int8", 80, 64)
         part = quantization.PackedPart(kind="int8", first=0, rows=80, offset=0, num_bytes=size)
-        form = quantization.NativeForm(80, 64, [part], torch.float32)
+        form = quantization.NativeForm(80, 64, [part], torch.float32, whole=True)
         memory = torch.zeros(size, dtype=torch.uint8)
         form.pack(memory, 7, numbers)
         made.append(memory)

@@ -45,6 +45,8 @@ GGUF_KINDS: Final = {
     "Q8_0": "q8_0", "Q4_0": "q4_0", "Q4_1": "q4_1", "Q4_K": "q4_k", "Q6_K": "q6_k"
 }  # fmt: skip
 """Block type of a file -> the library's type that has the same numbers."""
+ROUNDED: Final = ("int8", "w8a8", "w4a8")
+"""The library's types that any numbers are rounded to."""
 LEAST_KEPT: Final = 32 << 20
 """Bytes of a model from which its packed weights are kept: less is packed in a moment."""
 PANEL: Final = 16
@@ -55,11 +57,20 @@ NUMBERS: Final = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "
 
 
 class NativeForm(PackedForm):
-    """A matrix that the library packed."""
+    """A matrix that the library packed. ``whole``: each tensor of it is here with all its columns,
+    so that blocks of a file are not cut.
+    """
+
+    def __init__(
+        self, rows: int, cols: int, parts: Sequence[PackedPart], dtype: torch.dtype, *, whole: bool
+    ) -> None:
+        super().__init__(rows, cols, parts, dtype)
+        self._whole = whole
 
     def takes_stored(self, first: int, kind: str | None) -> bool:
-        """Blocks of a file are packed exactly."""
-        return kind in GGUF_KINDS and self._part(first).kind == GGUF_KINDS[kind]
+        """Blocks of a file are packed exactly, or opened and rounded in one go, as numbers are."""
+        own = self._part(first).kind
+        return self._whole and kind in GGUF_KINDS and own in (GGUF_KINDS[kind], *ROUNDED)
 
     def pack(self, memory: Tensor, first: int, rows: Tensor | StoredRows) -> None:
         """Pack rows, which lie within one part."""
@@ -137,7 +148,8 @@ class NativePacking(Quantization):
                 PackedPart(kind=kind, first=first, rows=rows, offset=offset, num_bytes=size)
             )
             offset += -(-size // packing.ALIGNMENT) * packing.ALIGNMENT
-        return NativeForm(place.rows, place.cols, parts, self.dtype)
+        whole = all(piece.whole for piece in place.pieces)
+        return NativeForm(place.rows, place.cols, parts, self.dtype, whole=whole)
 
     def _tell(self) -> None:
         """Say once what a file has in blocks and is unpacked."""
