@@ -126,40 +126,63 @@ float as_scale(float x) {  // the next bfloat16 that is not less
     return out;
 }
 
-float unless_finite(const float* x, int64_t count) {  // NaN, if one of the numbers is not
-    float sum = 0.0f;
-    for (int64_t k = 0; k < count; k++) sum += x[k] * 0.0f;
-    return sum;
+// Loops below are over all numbers of a group, in words that compilers make vectors of.
+constexpr float SHIFT = 12582912.0f;  // adding it rounds to the nearest, ties to even
+
+inline float between(float x, float low, float high) {
+    x = x > low ? x : low;
+    return x < high ? x : high;
+}
+
+// The size of the greatest of x; NaN, if one of them is not finite.
+template <int COUNT>
+float greatest_size(const float* x) {
+    int32_t most = 0;
+    for (int64_t k = 0; k < COUNT; k++) {
+        int32_t bits;
+        memcpy(&bits, x + k, 4);
+        bits &= 0x7fffffff;
+        most = bits > most ? bits : most;
+    }
+    if (most >= 0x7f800000) return __builtin_nanf("");
+    float out;
+    memcpy(&out, &most, 4);
+    return out;
 }
 
 void round_to_int8(const float* x, int64_t j, uint8_t* to) {
-    float most = 0.0f;
-    for (int64_t k = 0; k < 64; k++) most = std::max(most, __builtin_fabsf(x[k]));
-    const float wrong = unless_finite(x, 64);
-    const float scale = as_scale(most / 127.0f) + wrong;
-    const float factor = scale > 0.0f && wrong == 0.0f ? 1.0f / scale : 0.0f;
+    const float scale = as_scale(greatest_size<64>(x) / 127.0f);
     put_half(to, j, narrow(scale));
-    for (int64_t k = 0; k < 64; k++) {
-        const float turned = factor > 0.0f ? nearbyintf(x[k] * factor) : 0.0f;
-        const float q = std::min(127.0f, std::max(-127.0f, turned));
-        to[HALVES + k / 4 * 64 + j * 4 + k % 4] = uint8_t(int8_t(q));
+    int8_t q[64] = {};
+    if (scale > 0.0f) {
+        const float factor = 1.0f / scale;
+        for (int64_t k = 0; k < 64; k++)
+            q[k] = int8_t(int32_t(between(x[k] * factor, -127.0f, 127.0f) + SHIFT - SHIFT));
     }
+    for (int64_t k = 0; k < 64; k += 4) memcpy(to + HALVES + k * 16 + j * 4, q + k, 4);
 }
 
 struct Line {  // x is about q * scale + least
     float scale, least;
 };
 
+constexpr int64_t WAYS = 8;  // sums side by side
+
 float round_to_line(const float* x, Line line, uint8_t* q) {  // the squared error
     const float factor = line.scale != 0.0f ? 1.0f / line.scale : 0.0f;
+    float errors[WAYS] = {};
+    float numbers[32];
+    for (int64_t k = 0; k < 32; k += WAYS)
+        for (int64_t i = 0; i < WAYS; i++) {
+            const float turned = (x[k + i] - line.least) * factor;
+            const float number = between(turned, 0.0f, 15.0f) + SHIFT - SHIFT;
+            const float off = number * line.scale + line.least - x[k + i];
+            numbers[k + i] = number;
+            errors[i] += off * off;
+        }
+    for (int64_t k = 0; k < 32; k++) q[k] = uint8_t(int32_t(numbers[k]));
     float error = 0.0f;
-    for (int64_t k = 0; k < 32; k++) {
-        const float turned = nearbyintf((x[k] - line.least) * factor);
-        const float number = std::min(15.0f, std::max(0.0f, turned));
-        const float off = number * line.scale + line.least - x[k];
-        q[k] = uint8_t(number);
-        error += off * off;
-    }
+    for (float some : errors) error += some;
     return error;
 }
 
@@ -168,12 +191,21 @@ Line as_stored(Line line) {
 }
 
 Line best_line(const float* x, const uint8_t* q) {  // by least squares
+    float q_of[WAYS] = {}, qq_of[WAYS] = {}, x_of[WAYS] = {}, qx_of[WAYS] = {};
+    for (int64_t k = 0; k < 32; k += WAYS)
+        for (int64_t i = 0; i < WAYS; i++) {
+            const float number = float(int32_t(q[k + i]));
+            q_of[i] += number;
+            qq_of[i] += number * number;
+            x_of[i] += x[k + i];
+            qx_of[i] += number * x[k + i];
+        }
     float sum_q = 0, sum_qq = 0, sum_x = 0, sum_qx = 0;
-    for (int64_t k = 0; k < 32; k++) {
-        sum_q += q[k];
-        sum_qq += float(q[k]) * q[k];
-        sum_x += x[k];
-        sum_qx += q[k] * x[k];
+    for (int64_t i = 0; i < WAYS; i++) {
+        sum_q += q_of[i];
+        sum_qq += qq_of[i];
+        sum_x += x_of[i];
+        sum_qx += qx_of[i];
     }
     const float spread = 32.0f * sum_qq - sum_q * sum_q;
     if (!(spread > 0.0f)) return {0.0f, sum_x / 32.0f};
@@ -184,15 +216,15 @@ Line best_line(const float* x, const uint8_t* q) {  // by least squares
 // Start from the least and the greatest, and from somewhat less than that; then draw the line
 // through what the numbers were rounded to, as long as that is nearer.
 void round_to_int4(const float* x, int64_t j, uint8_t* to) {
-    float low = x[0], high = x[0];
-    for (int64_t k = 1; k < 32; k++) {
-        low = std::min(low, x[k]);
-        high = std::max(high, x[k]);
-    }
-    const float wrong = unless_finite(x, 32);
-    Line best = {wrong, wrong};
+    const float size = greatest_size<32>(x);
+    Line best = {size, size};
     uint8_t numbers[32] = {};
-    if (wrong == 0.0f) {
+    if (size == size) {
+        float low = x[0], high = x[0];
+        for (int64_t k = 1; k < 32; k++) {
+            low = std::min(low, x[k]);
+            high = std::max(high, x[k]);
+        }
         float least_error = __builtin_inff();
         for (float part : {1.0f, 0.92f, 0.84f}) {
             const float middle = (low + high) / 2, half = (high - low) / 2 * part;

@@ -79,20 +79,18 @@ inline Vec all(float x) { return x - Vec{}; }
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }  // b, where one is NaN
 inline Vec size_of(Vec x) { return (Vec)((Words)x & 0x7fffffffu); }
 
-inline Four fold(Vec x) {  // the halves of a register added up until four lanes are left
+// The halves of a register added up until four lanes are left. As shuffles: what is taken out of a
+// register by way of memory keeps the compilers from leaving sums in registers.
+inline Four fold(Vec x) {
 #if LANES == 16
-    Eight low, high;
-    memcpy(&low, &x, 32);
-    memcpy(&high, (const char*)&x + 32, 32);
-    Eight half = low + high;
+    const Eight half = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+                       __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
 #elif LANES == 8
-    Eight half = x;
+    const Eight half = x;
 #endif
 #if LANES > 4
-    Four first, second;
-    memcpy(&first, &half, 16);
-    memcpy(&second, (const char*)&half + 16, 16);
-    return first + second;
+    return __builtin_shufflevector(half, half, 0, 1, 2, 3) +
+           __builtin_shufflevector(half, half, 4, 5, 6, 7);
 #else
     return x;
 #endif
