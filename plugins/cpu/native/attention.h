@@ -23,10 +23,10 @@ __attribute__((noinline)) void weigh(const float* weights, const T* const* value
         };
         Vec weight[M];
 #pragma GCC unroll 8
-        for (int i = 0; i < M; i++) weight[i] = all(weights[i * hardpoint::KEY_TILE + key]);
+        for (int i = 0; i < M; i++) weight[i] = in_register(all(weights[i * hardpoint::KEY_TILE + key]));
 #pragma GCC unroll 8
         for (int j = 0; j < N; j++) {
-            const Vec own = value(j);
+            const Vec own = in_register(value(j));
 #pragma GCC unroll 8
             for (int i = 0; i < M; i++) total[i][j] += weight[i] * own;
         }
@@ -46,6 +46,71 @@ void weigh_rows(const float* weights, const T* const* values, int64_t keys, floa
     for (; from < head; from += LANES)
         weigh<M, 1>(weights, values, keys, from, least(LANES, head - from), out, head);
 }
+
+// Scores of M rows of queries with LANES keys, which lie column by column: each is summed up in the
+// very order of `products`, lane by lane along the head, then the halves of the lanes.
+template <int M>
+struct Scores {
+    // The sums over every EVERY-th column from `first` on.
+    template <int EVERY>
+    inline __attribute__((always_inline)) void add_up(int first, Vec (&out)[M]) const {
+        if constexpr (EVERY == LANES) {
+            for (int i = 0; i < M; i++) out[i] = Vec{};
+            for (int64_t k = first; k < head; k += LANES) {
+                const Vec key = in_register(load(keys + k * hardpoint::KEY_TILE));
+#pragma GCC unroll 8
+                for (int i = 0; i < M; i++) out[i] += all(query[i * head + k]) * key;
+            }
+        } else {
+            Vec other[M];
+            add_up<2 * EVERY>(first, out);
+            add_up<2 * EVERY>(first + EVERY, other);
+            for (int i = 0; i < M; i++) out[i] += other[i];
+        }
+    }
+    const float* query;
+    const float* keys;  // [head, KEY_TILE]
+    int64_t head;
+};
+
+template <int M>
+__attribute__((noinline)) void score_rows(const float* query, int64_t head, const float* keys,
+                                          int64_t count, float* scores) {
+    for (int64_t k = 0; k < count; k += LANES) {
+        Vec found[M];
+        Scores<M>{query, keys + k, head}.template add_up<1>(0, found);
+        for (int i = 0; i < M; i++) save(scores + i * hardpoint::KEY_TILE + k, found[i]);
+    }
+}
+
+// Rows as columns: to[i][row] = from[row][i].
+inline void turn(const float* const* from, int64_t rows, int64_t head, float* to) {
+    using hardpoint::KEY_TILE;
+    int64_t row = 0;
+    for (; row + 4 <= rows; row += 4) {
+        int64_t i = 0;
+        for (; i + 4 <= head; i += 4) {
+            Four in[4];
+            for (int r = 0; r < 4; r++) memcpy(&in[r], from[row + r] + i, sizeof(Four));
+            const Four a = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
+            const Four b = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
+            const Four c = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
+            const Four d = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
+            const Four out[4] = {__builtin_shufflevector(a, b, 0, 1, 4, 5),
+                                 __builtin_shufflevector(a, b, 2, 3, 6, 7),
+                                 __builtin_shufflevector(c, d, 0, 1, 4, 5),
+                                 __builtin_shufflevector(c, d, 2, 3, 6, 7)};
+            for (int r = 0; r < 4; r++) memcpy(to + (i + r) * KEY_TILE + row, &out[r], sizeof(Four));
+        }
+        for (; i < head; i++)
+            for (int r = 0; r < 4; r++) to[i * KEY_TILE + row + r] = from[row + r][i];
+    }
+    for (; row < rows; row++)
+        for (int64_t i = 0; i < head; i++) to[i * KEY_TILE + row] = from[row][i];
+}
+
+constexpr int SCORED = LANES == 16 ? 4 : 2;   // rows of queries that are scored together
+constexpr int WEIGHED = LANES == 16 ? 6 : 3;  // and whose values are added up together
 
 struct Softmax {  // of one row, so far
     float greatest, total;
@@ -91,6 +156,9 @@ inline float scale_behind(const int8_t* numbers, int64_t head) {
     return scale;
 }
 
+inline void widen_rows(const float* const* from, int64_t rows, int64_t, float*, const float** at) {
+    for (int64_t row = 0; row < rows; row++) at[row] = from[row];
+}
 template <class T>
 inline void widen_rows(const T* const* from, int64_t rows, int64_t head, float* to, const float** at) {
     for (int64_t row = 0; row < rows; row++, to += head) {
@@ -122,30 +190,37 @@ void attend_keys(const hardpoint::Attention& work, const float* query, int64_t b
             key_at[k] = (const T*)((const char*)work.keys + place);
             value_at[k] = (const T*)((const char*)work.values + place);
         }
-        const bool many = sizeof(T) < 4 && rows > 6;  // then it pays to widen them once
+        float key_scales[KEY_TILE], value_scales[KEY_TILE];
+        if constexpr (SCALED)
+            for (int64_t k = 0; k < keys; k++) {
+                key_scales[k] = scale_behind(key_at[k], head);
+                value_scales[k] = scale_behind(value_at[k], head);
+            }
+        // With many rows it pays to widen keys and values once, and to turn the keys.
+        const bool many = rows > 8;
+        float* wide = widened + KEY_TILE * head;
         const float *wide_keys[KEY_TILE], *wide_values[KEY_TILE];
         if (many) {
-            widen_rows(key_at, keys, head, widened, wide_keys);
-            widen_rows(value_at, keys, head, widened + KEY_TILE * head, wide_values);
+            widen_rows(key_at, keys, head, wide, wide_keys);
+            turn(wide_keys, keys, head, widened);
+            in_tiles<SCORED>(rows, [&](auto tall, int64_t row) {
+                score_rows<decltype(tall)::value>(query + row * head, head, widened, keys,
+                                                  scores + row * KEY_TILE);
+            });
+            widen_rows(value_at, keys, head, wide, wide_values);
+        } else {
+            multiply<false>(query, head, rows, head, 0, keys, [&](int64_t key) { return key_at[key]; },
+                            [&](int64_t row, int64_t key, const auto& some) {
+                                for (const auto& own : some)
+                                    memcpy(scores + row++ * KEY_TILE + key, own, sizeof own);
+                            });
         }
-        const auto score = [&](auto at) {
-            const auto emit = [&](int64_t row, int64_t key, const auto& some) {
-                for (const auto& own : some) {
-                    float* to = scores + row++ * KEY_TILE + key;
-                    memcpy(to, own, sizeof own);
-                    if constexpr (SCALED)
-                        for (int64_t k = 0; k < int64_t(sizeof own / 4); k++)
-                            to[k] *= scale_behind((const int8_t*)key_at[key + k], head);
-                }
-            };
-            multiply<false>(query, head, rows, head, 0, keys, [&](int64_t key) { return at[key]; },
-                            emit);
-        };
-        many ? score((const float* const*)wide_keys) : score((const T* const*)key_at);
         for (int64_t row = 0; row < rows; row++) {
             float* mine = scores + row * KEY_TILE;
             const int64_t position = work.position + row / group;
             const int64_t seen = most(0, least(keys, position + 1 - tile));
+            if constexpr (SCALED)
+                for (int64_t k = 0; k < seen; k++) mine[k] *= key_scales[k];
             if (work.cap != 0.0f)
                 for (int64_t k = 0; k < seen; k += LANES)
                     save(mine + k, tangent(load(mine + k) / work.cap) * work.cap);
@@ -156,11 +231,10 @@ void attend_keys(const hardpoint::Attention& work, const float* query, int64_t b
             }
             soften(mine, state[row], out + row * head, head);
             if constexpr (SCALED)
-                for (int64_t k = 0; k < keys; k++)
-                    mine[k] *= scale_behind((const int8_t*)value_at[k], head);
+                for (int64_t k = 0; k < keys; k++) mine[k] *= value_scales[k];
         }
         const auto add_up = [&](auto at) {
-            in_tiles<3>(rows, [&](auto tall, int64_t row) {
+            in_tiles<WEIGHED>(rows, [&](auto tall, int64_t row) {
                 weigh_rows<decltype(tall)::value>(scores + row * KEY_TILE, at, keys, out + row * head,
                                                   head);
             });

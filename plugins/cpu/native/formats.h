@@ -90,6 +90,13 @@ inline int64_t activation_group(int32_t type) {
 // Columns whose sum is kept beside them.
 inline int64_t sum_group(int32_t type) { return type == Q6_K_A8 ? 16 : activation_group(type); }
 
+// What is too much in each number as it is multiplied. Of such types a row of activations keeps, in
+// the place of its sums, minus so many times the sum of each group, an int32: sums of products begin
+// there.
+inline int32_t offset_of(int32_t type) {
+    return type == W8A8 || type == Q8_0_A8 ? 128 : type == Q4_0_A8 ? 8 : 0;
+}
+
 // Bytes of a row of prepared activations.
 inline int64_t activation_bytes(int32_t type, int64_t cols) {
     const int64_t group = activation_group(type);

@@ -2,8 +2,8 @@
 //
 // AVX2 multiplies unsigned with signed bytes and adds neighbours up to 16 bits, where a sum of few
 // products of small numbers may stay for a while. AVX512-VNNI adds all four up to 32 bits
-// at once, and has no way to change a sign: there the activations are made unsigned by adding 128,
-// and 128 times the weights is taken off. The portable level is that of VNNI in plain words.
+// at once, and has no way to change a sign: there the weights are made unsigned by adding 128, and
+// 128 times the activations is where sums begin. The portable level is that of VNNI in plain words.
 #pragma once
 
 #include "vectors.h"
@@ -58,6 +58,7 @@ inline Vec load_halves(const uint8_t* from) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
 
 typedef Ints Partial;  // sums of pairs, of 16 bits
+constexpr bool UNSIGNED = false;  // whether weights of 8 bits are multiplied with 128 too much
 
 // Sums of unsigned weights: at most eight of numbers to 15, or two of numbers to 63.
 inline Partial add_unsigned(Partial sum, Ints weights, Ints x) {
@@ -95,6 +96,7 @@ inline void add_bytes(const uint8_t* from, const int8_t* const (&x)[M], Ints (&s
 #else
 
 typedef Ints Partial;
+constexpr bool UNSIGNED = true;
 
 inline Ints add_products(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
 #if defined(__AVX512VNNI__)
@@ -115,27 +117,19 @@ inline Ints whole(Partial sum) { return sum; }
 
 template <int M, int COLUMNS>
 inline void add_bytes(const uint8_t* from, const int8_t* const (&x)[M], Ints (&sum)[M][PARTS]) {
-    const Ints offset = (Ints)(Words{} + 0x80808080u);
-    Ints excess[PARTS] = {};  // what there is too much in each sum
 #pragma GCC unroll 4
     for (int k = 0; k < COLUMNS; k += 4) {
         Ints w[PARTS];
 #pragma GCC unroll 4
-        for (int v = 0; v < PARTS; v++) {
-            w[v] = load_ints(from + k * 16 + v * STEP_BYTES);
-            excess[v] = add_products(excess[v], offset, w[v]);
-        }
+        for (int v = 0; v < PARTS; v++)
+            w[v] = (Ints)((Words)load_ints(from + k * 16 + v * STEP_BYTES) ^ 0x80808080u);
 #pragma GCC unroll 8
         for (int i = 0; i < M; i++) {
-            const Ints number = four(x[i] + k) ^ offset;
+            const Ints number = four(x[i] + k);
 #pragma GCC unroll 4
-            for (int v = 0; v < PARTS; v++) sum[i][v] = add_products(sum[i][v], number, w[v]);
+            for (int v = 0; v < PARTS; v++) sum[i][v] = add_products(sum[i][v], w[v], number);
         }
     }
-#pragma GCC unroll 8
-    for (int i = 0; i < M; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < PARTS; v++) sum[i][v] -= excess[v];
 }
 
 #endif

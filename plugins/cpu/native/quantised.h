@@ -11,7 +11,7 @@ namespace {
 constexpr int TALL_INTEGER = LANES == 16 ? 8 : LANES == 8 ? 4 : 2;
 
 // One row of activations as `quantise` leaves it: for each group its scale, for each part of
-// `sum_group` columns their sum times the scale, then the numbers.
+// `sum_group` columns their sum times the scale (or what offset_of says), then the numbers.
 struct Activations {
     Activations(const void* row, int32_t type, int64_t cols) {
         const int64_t group = hardpoint::activation_group(type);
@@ -36,6 +36,18 @@ template <int M>
 using Integers = Ints[M][PARTS];
 template <int M>
 using Floats = Vec[M][PARTS];
+
+// Sums that begin with what the weights' offset will be too much.
+template <int M>
+inline void begin(const float* const (&x)[M], int64_t group, Integers<M>& sum) {
+#pragma GCC unroll 8
+    for (int i = 0; i < M; i++) {
+        int32_t first;
+        memcpy(&first, x[i] + group, 4);
+#pragma GCC unroll 4
+        for (int v = 0; v < PARTS; v++) sum[i][v] = first - Ints{};
+    }
+}
 
 template <int M>
 inline void add_nibbles(const uint8_t* from, const int8_t* const (&x)[M], Integers<M>& sum) {
@@ -140,6 +152,7 @@ struct ByteBlocks {
         const int8_t* numbers[M];
         for (int i = 0; i < M; i++) numbers[i] = x.numbers[i] + group * COLUMNS;
         Integers<M> sum = {};
+        if (UNSIGNED) begin<M>(x.sums, group, sum);
         add_bytes<M, COLUMNS>(block + HALVES, numbers, sum);
         Vec scale[PARTS];
         for (int v = 0; v < PARTS; v++)
@@ -157,14 +170,13 @@ struct NibbleBlocks {
         const int8_t* numbers[M];
         for (int i = 0; i < M; i++) numbers[i] = x.numbers[i] + group * 32;
         Integers<M> sum = {};
+        if (!LEAST) begin<M>(x.sums, group, sum);
         add_nibbles<M>(block + (LEAST ? 2 : 1) * HALVES, numbers, sum);
         Vec scale[PARTS], least[PARTS];
         load_scales(block, scale);
-        if (LEAST)
-            load_scales(block + HALVES, least);
-        else
-            for (int v = 0; v < PARTS; v++) least[v] = scale[v] * -8.0f;
         scale_up<M>(sum, scale, x.scales, group, total);
+        if (!LEAST) return;
+        load_scales(block + HALVES, least);
         add_least<M>(least, x.sums, group, total);
     }
 };
@@ -265,6 +277,7 @@ void quantised_product(const void* x, int64_t stride, int64_t rows, const hardpo
 inline void quantise_row(int32_t type, const float* x, int64_t cols, void* out) {
     using namespace hardpoint;
     const int64_t group = activation_group(type), sum_columns = sum_group(type);
+    const int32_t offset = offset_of(type);
     const Activations own(out, type, cols);
     int8_t* numbers = const_cast<int8_t*>(own.numbers);
     float* scales = const_cast<float*>(own.scales);
@@ -294,7 +307,9 @@ inline void quantise_row(int32_t type, const float* x, int64_t cols, void* out) 
         for (int64_t i = 0; i < group; i += sum_columns) {
             int32_t total = 0;
             for (int64_t c = 0; c < sum_columns; c++) total += numbers[i + c];
-            *sums++ = float(total) * (scale + nan);
+            const int32_t first = -offset * total;
+            const float both = float(total) * (scale + nan);
+            memcpy(sums++, offset ? (const void*)&first : &both, 4);
         }
     }
 }

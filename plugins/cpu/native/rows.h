@@ -52,10 +52,10 @@ __attribute__((noinline)) void products(const float* const* x, const T* const* w
         for (int part = 0; part < Columns<T>::PARTS; part++) {
             Vec left[M];
 #pragma GCC unroll 8
-            for (int i = 0; i < M; i++) left[i] = load(x[i] + k + part * LANES);
+            for (int i = 0; i < M; i++) left[i] = in_register(load(x[i] + k + part * LANES));
 #pragma GCC unroll 8
             for (int j = 0; j < N; j++) {
-                Vec right = Columns<T>::number(w[j] + k, part);
+                Vec right = in_register(Columns<T>::number(w[j] + k, part));
 #pragma GCC unroll 8
                 for (int i = 0; i < M; i++) total[i][j] += left[i] * right;
             }
@@ -120,6 +120,8 @@ void multiply(const float* x, int64_t stride, int64_t rows, int64_t count, int64
             rows_by<M, N, false>(x + row * stride, stride, count, first, last, at, own);
     };
     int64_t row = 0;
+    if (LANES == 16)
+        for (; rows - row >= 6; row += 6) some(Number<6>{}, Number<4>{}, row);
     for (; rows - row >= 5 || rows - row == 3; row += 3) some(Number<3>{}, Number<4>{}, row);
     for (; rows - row >= 4; row += 4) some(Number<4>{}, Number<2>{}, row);
     if (rows - row == 2) some(Number<2>{}, Number<4>{}, row);

@@ -75,6 +75,13 @@ inline void save_part(float* to, Vec x, int64_t count) {
     else
         memcpy(to, &x, size_t(count) * 4);
 }
+// x, loaded once: compilers would fold the load into each use, of which a core does fewer at once.
+inline Vec in_register(Vec x) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(x));
+#endif
+    return x;
+}
 inline Vec all(float x) { return x - Vec{}; }
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }  // b, where one is NaN
 inline Vec size_of(Vec x) { return (Vec)((Words)x & 0x7fffffffu); }
