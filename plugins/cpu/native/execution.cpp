@@ -35,7 +35,7 @@ void Program::execute(int64_t place, int member) {
     case HP_EXPERTS: return run_experts(place, members_[size_t(member)]);
     default: {
         const int64_t rows = rows_of(op);
-        share(counter(place, 0), rows, few(rows), [&](int64_t row) { single(place, op, row); });
+        share(counter(place, 0), rows, [&](int64_t row) { single(place, op, row); });
     }
     }
 }
@@ -67,7 +67,7 @@ Rows Program::prepared(int64_t place, const hp_op& op, int64_t rows, Member& own
     }
     char* to = activations_.data();
     if (!norms_for(place)) {  // else the norm has done it, too
-        share(counter(place, 0), rows, few(rows), [&](int64_t row) {
+        share(counter(place, 0), rows, [&](int64_t row) {
             kernels_.prepare(w.type, in + row * stride, w.cols, to + row * bytes);
         });
         team_.meet();
@@ -86,7 +86,7 @@ void Program::multiply(int64_t place, Member& own) {
     const Vector bias = {op.bias, op.vector_type};
     const bool ranks = op.out < 0 && step_->best, kept = op.out >= 0 || step_->logits;
     float* out = kept ? at(op.out, op.out_column) : nullptr;
-    share(counter(place, 1), pieces, 1, [&](int64_t i) {
+    share(counter(place, 1), pieces, [&](int64_t i) {
         const int64_t row = i % blocks * block, count = std::min(block, rows - row);
         const int64_t from = i / blocks * CHUNK, to = std::min(outputs, from + CHUNK);
         const Rows mine = {(const char*)x.data + row * x.stride, x.stride, count};
@@ -133,7 +133,7 @@ void Program::attend(int64_t place, Member& own) {
     float* scratch = own.scratch.data();
     if (!by_spans_) {
         const bool turns = place > first_ && is_left_out(place - 1);
-        share(counter(place, 0), count, 1, [&](int64_t i) {
+        share(counter(place, 0), count, [&](int64_t i) {
             const Piece& piece = pieces_[size_t(i / heads)];
             if (turns) {
                 const hp_op& rotary = ops_[size_t(place - 1)];
@@ -149,7 +149,7 @@ void Program::attend(int64_t place, Member& own) {
         const int64_t spans = first_part_[size_t(piece + 1)] - first_part_[size_t(piece)];
         return parts_.data() + (first_part_[size_t(piece)] * heads + head * spans) * room;
     };
-    share(counter(place, 0), first_part_.back() * heads, 1, [&](int64_t i) {
+    share(counter(place, 0), first_part_.back() * heads, [&](int64_t i) {
         const int64_t part = i / heads, head = i % heads;
         const auto above = std::upper_bound(first_part_.begin(), first_part_.end(), part);
         const int64_t piece = above - first_part_.begin() - 1;
@@ -162,7 +162,7 @@ void Program::attend(int64_t place, Member& own) {
                                  scratch);
     });
     team_.meet();
-    share(counter(place, 1), count, 1, [&](int64_t i) {
+    share(counter(place, 1), count, [&](int64_t i) {
         const Attention work = attention(op, pieces_[size_t(i / heads)], i % heads);
         const Spans spans = spans_of(work.position, work.tokens, work.window);
         kernels_.join(work, spans.last - spans.first, parts_of(i / heads, i % heads));

@@ -44,7 +44,7 @@ void Program::run_experts(int64_t place, Member& own) {
             const int64_t count = own.starts[size_t(e + 1)] - own.starts[size_t(e)];
             first[size_t(e + 1)] = first[size_t(e)] + (count + block - 1) / block * chunks;
         }
-        share(next, first.back(), 1, [&](int64_t i) {
+        share(next, first.back(), [&](int64_t i) {
             const int64_t e = std::upper_bound(first.begin(), first.end(), i) - first.begin() - 1;
             const int64_t part = i - first[size_t(e)], begin = part % chunks * CHUNK;
             const int64_t slot = own.starts[size_t(e)] + part / chunks * block;
@@ -55,7 +55,7 @@ void Program::run_experts(int64_t place, Member& own) {
     const bool prepares = activation_group(op.weight.type) > 0;
     const int64_t bytes =
         prepares ? activation_bytes(op.weight.type, op.weight.cols) : op.weight.cols * 4;
-    share(counter(place, 0), slots, 1, [&](int64_t slot) {
+    share(counter(place, 0), slots, [&](int64_t slot) {
         const float* from = in + own.slots[size_t(slot)] / wanted * columns(op.in);
         char* to = gathered_.data() + slot * bytes;
         if (prepares)
@@ -76,7 +76,7 @@ void Program::run_experts(int64_t place, Member& own) {
     const int64_t inner_bytes = again ? activation_bytes(op.other.type, inner) : inner * 4;
     const char* within = (const char*)inner_.data();
     if (again) {
-        share(counter(place, 2), slots, 1, [&](int64_t slot) {
+        share(counter(place, 2), slots, [&](int64_t slot) {
             kernels_.prepare(op.other.type, inner_.data() + slot * inner, inner,
                               activations_.data() + slot * inner_bytes);
         });
@@ -99,7 +99,7 @@ void Program::run_experts(int64_t place, Member& own) {
         const int64_t row = own.slots[size_t(slot)] / wanted;
         slot_of[size_t(row * wanted + seen[size_t(row)]++)] = slot;
     }
-    share(counter(place, 4), rows, few(rows), [&](int64_t row) {
+    share(counter(place, 4), rows, [&](int64_t row) {
         float* total = outer_.data() + slot_of[size_t(row * wanted)] * hidden;
         const float* routes = at(op.second, 0) + row * columns(op.second) + wanted;
         for (int64_t i = 0; i < wanted; i++) {
