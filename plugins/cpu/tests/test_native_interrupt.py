@@ -22,6 +22,7 @@ from hardpoint_cpu.native.program import Program
 from hardpoint_engine import LLM, SamplingParams
 
 program.PATIENCE = float(sys.argv[1])
+program.LONG = max(program.LONG, program.PATIENCE)
 run = Program.run
 
 def telling(self, inputs, carried=None):
