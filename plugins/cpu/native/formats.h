@@ -29,11 +29,14 @@ enum Type : int32_t {
     Q4_1_A8 = 15,
     Q4_K_A8 = 16,
     Q6_K_A8 = 17,
-    TYPES = 18,
+    BF16_A16 = 18,  // the bytes of BF16, multiplied with bfloat16 activations
+    TYPES = 19,
 };
 
 // The type that has the same bytes and is packed to.
-inline int32_t held_as(int32_t type) { return type >= Q8_0_A8 ? type - Q8_0_A8 + Q8_0 : type; }
+inline int32_t held_as(int32_t type) {
+    return type == BF16_A16 ? BF16 : type >= Q8_0_A8 ? type - Q8_0_A8 + Q8_0 : type;
+}
 
 constexpr int32_t LAYOUT = 1;   // changed with any change of the bytes
 constexpr int64_t PANEL = 16;   // rows
@@ -84,7 +87,7 @@ inline int64_t panel_bytes(int32_t type, int64_t cols) {
 // Columns of activations that are prepared together for a type: that share a scale as int8, or that
 // are put into another order for rows of bfloat16. 0: they are multiplied as they are.
 inline int64_t activation_group(int32_t type) {
-    return type == BF16 ? 32 : type == W8A8 ? 64 : type == W4A8 || type >= Q8_0_A8 ? 32 : 0;
+    return type == W8A8 ? 64 : type == BF16 || type == W4A8 || type >= Q8_0_A8 ? 32 : 0;
 }
 
 // Columns whose sum is kept beside them.
@@ -101,7 +104,7 @@ inline int32_t offset_of(int32_t type) {
 inline int64_t activation_bytes(int32_t type, int64_t cols) {
     const int64_t group = activation_group(type);
     const int64_t groups = (cols + group - 1) / group;
-    if (type == BF16) return groups * group * 4;
+    if (held_as(type) == BF16) return groups * group * 4;
     return (groups * (group + 4 + 4 * (group / sum_group(type))) + 63) / 64 * 64;
 }
 

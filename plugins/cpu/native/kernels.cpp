@@ -21,7 +21,8 @@ struct Scratch {
     float* widened;
 };
 
-// out[m][n - first] = x[m] . w[n] for n in [first, last).
+// out[m][n - first] = x[m] . w[n] for n in [first, last). DOTS: there are products of two bfloat16.
+template <bool DOTS>
 void product(const Rows& x, const Matrix& w, int64_t first, int64_t last, float* out,
              int64_t out_stride, const Scratch& scratch) {
     const float* rows = (const float*)x.data;
@@ -54,24 +55,29 @@ void product(const Rows& x, const Matrix& w, int64_t first, int64_t last, float*
         const auto emit = [&](int64_t m, int64_t n, const auto& some) {
             for (const auto& row : some) memcpy(out + m++ * out_stride + n - first, row, sizeof row);
         };
-        const auto all_of = [&](auto data) {
-            multiply<true>(rows, stride, x.count, w.cols, first, last,
+        const auto all_of = [&](auto x_rows, int64_t x_stride, auto data) {
+            multiply<true>(x_rows, x_stride, x.count, w.cols, first, last,
                            [&](int64_t n) { return data + n * w.cols; }, emit);
         };
-        w.type == F32 ? all_of((const float*)w.data) : all_of((const Paired*)w.data);
+        if constexpr (DOTS)
+            if (w.type == BF16_A16)
+                return all_of((const uint16_t*)x.data, x.stride / 2, (const Paired*)w.data);
+        w.type == F32 ? all_of(rows, stride, (const float*)w.data)
+                      : all_of(rows, stride, (const Paired*)w.data);
     }
     }
 }
 
+template <bool DOTS>
 void linear(const Rows& x, const Matrix& w, int64_t first, int64_t last, const Vector& bias,
             float cap, bool add, float* out, int64_t out_stride, float* room) {
     const Scratch scratch(room);
     if (!bias.data && !add && cap == 0.0f) {
-        product(x, w, first, last, out, out_stride, scratch);
+        product<DOTS>(x, w, first, last, out, out_stride, scratch);
         return;
     }
     float* products = scratch.gates;
-    product(x, w, first, last, products, CHUNK, scratch);
+    product<DOTS>(x, w, first, last, products, CHUNK, scratch);
     for (int64_t m = 0; m < x.count; m++)
         in_vectors(last - first, [&](int64_t k, int64_t some) {
             float* to = out + m * out_stride + k;
@@ -83,13 +89,14 @@ void linear(const Rows& x, const Matrix& w, int64_t first, int64_t last, const V
         });
 }
 
+template <bool DOTS>
 void gated(const Rows& x, const Matrix& w, int64_t gate, int64_t up, int64_t count,
            const Vector& bias, int32_t activation, float* out, int64_t out_stride, float* room) {
     const Scratch scratch(room);
     for (int second = 0; second < 2; second++) {
         float* to = second ? scratch.ups : scratch.gates;
         const int64_t first = second ? up : gate;
-        product(x, w, first, first + count, to, CHUNK, scratch);
+        product<DOTS>(x, w, first, first + count, to, CHUNK, scratch);
         if (bias.data)
             for (int64_t m = 0; m < x.count; m++)
                 in_vectors(count, [&](int64_t k, int64_t some) {
@@ -102,17 +109,30 @@ void gated(const Rows& x, const Matrix& w, int64_t gate, int64_t up, int64_t cou
                  out + m * out_stride);
 }
 
+template <bool DOTS>
 void prepare(int32_t type, const float* x, int64_t cols, void* out) {
-    type == BF16 ? pair_row(x, cols, (float*)out) : quantise_row(type, x, cols, out);
+    if (DOTS && type == BF16_A16)
+        narrow_row(x, cols, (uint16_t*)out);
+    else if (type == BF16_A16)
+        pair_row<true>(x, cols, (float*)out);
+    else if (type == BF16)
+        pair_row<false>(x, cols, (float*)out);
+    else
+        quantise_row(type, x, cols, out);
 }
 
-const Kernels table = {linear, gated,       prepare,      norm,     layer_norm, embed,      rotate, store,
-                       attend, attend_part, join,         activate, route,      add_scaled, open,   rank};
+template <bool DOTS>
+constexpr Kernels TABLE = {
+    linear<DOTS>, gated<DOTS>, prepare<DOTS>, norm, layer_norm, embed, rotate, store, attend,
+    attend_part, join, activate, route, add_scaled, open, rank};
 
 }  // namespace
 
 #define JOINED(level) level##_kernels
 #define TABLE_OF(level) JOINED(level)
-const Kernels* TABLE_OF(LEVEL)() { return &table; }
+const Kernels* TABLE_OF(LEVEL)() { return &TABLE<false>; }
+#if defined(__AVX512F__)
+const Kernels* avx512_bf16_kernels() { return &TABLE<true>; }
+#endif
 
 }  // namespace hardpoint

@@ -11,7 +11,7 @@
 
 namespace hardpoint {
 
-enum Level : int32_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2 };
+enum Level : int32_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3, LEVELS = 4 };
 enum Activation : int32_t { SILU = 0, GELU_TANH = 1 };
 
 constexpr int64_t CHUNK = 32;       // rows of a weight that one piece of work takes
@@ -114,6 +114,7 @@ inline int64_t cached_bytes(int32_t type, int64_t head) {
 const Kernels* portable_kernels();
 const Kernels* avx2_kernels();    // null where they are not compiled
 const Kernels* avx512_kernels();
+const Kernels* avx512_bf16_kernels();  // the same, but for products of two bfloat16
 
 // The table of a level, null if this processor or this build has not got it.
 const Kernels* kernels(int32_t level);

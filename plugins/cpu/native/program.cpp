@@ -268,10 +268,13 @@ const Kernels* kernels(int32_t level) {
     if (level == AVX2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
         __builtin_cpu_supports("f16c"))
         return avx2_kernels();
-    if (level == AVX512 && __builtin_cpu_supports("avx512f") &&
+    if (level >= AVX512 && __builtin_cpu_supports("avx512f") &&
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
-        return avx512_kernels();
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")) {
+        if (level == AVX512) return avx512_kernels();
+        if (level == AVX512_BF16 && __builtin_cpu_supports("avx512bf16"))
+            return avx512_bf16_kernels();
+    }
 #endif
     return level == PORTABLE ? portable_kernels() : nullptr;
 }
@@ -284,7 +287,7 @@ int32_t hp_abi() { return 3; }
 
 int32_t hp_levels() {
     int32_t bits = 0;
-    for (int32_t level = 0; level <= hardpoint::AVX512; level++)
+    for (int32_t level = 0; level < hardpoint::LEVELS; level++)
         if (hardpoint::kernels(level)) bits |= 1 << level;
     return bits;
 }

@@ -28,6 +28,28 @@ struct Columns<Paired> {
     }
 };
 
+// The sum of each of COUNT registers, which take few shuffles when there are many.
+template <int COUNT>
+inline void sum_up(const Vec* from, float* to) {
+    int i = 0;
+#if LANES == 16
+#pragma GCC unroll 4
+    for (; i + 8 <= COUNT; i += 8) {
+        const Vec pairs = pairs_of_eight({from[i], from[i + 1], from[i + 2], from[i + 3], from[i + 4],
+                                          from[i + 5], from[i + 6], from[i + 7]});
+        const Vec eight = halved<2>(pairs, pairs);
+        memcpy(to + i, &eight, 32);
+    }
+#endif
+#pragma GCC unroll 8
+    for (; i + 4 <= COUNT; i += 4) {
+        const Four four = sums(from[i], from[i + 1], from[i + 2], from[i + 3]);
+        memcpy(to + i, &four, sizeof four);
+    }
+#pragma GCC unroll 4
+    for (; i < COUNT; i++) to[i] = sum(from[i]);
+}
+
 // out[i][j] = x[i] . w[j]: lane by lane along both, then the lanes; the same for every M and N.
 // STREAMS: w is read from memory, in its order, and what comes next is asked for ahead.
 template <int M, int N, bool STREAMS, class T>
@@ -75,23 +97,50 @@ __attribute__((noinline)) void products(const float* const* x, const T* const* w
                 for (int j = 0; j < N; j++) total[i][j] += left * Columns<T>::number(rest[j], part);
             }
     }
-    Vec* from = total[0];
-    float* to = out[0];
-#pragma GCC unroll 8
-    for (int i = 0; i + 4 <= M * N; i += 4) {
-        const Four four = sums(from[i], from[i + 1], from[i + 2], from[i + 3]);
-        memcpy(to + i, &four, sizeof four);
-    }
-#pragma GCC unroll 8
-    for (int i = M * N / 4 * 4; i < M * N; i++) to[i] = sum(from[i]);
+    sum_up<M * N>(total[0], out[0]);
 }
+
+#if defined(__AVX512F__)
+// The same of rows of x that are bfloat16, up to the next 32 columns: two columns of a lane at once.
+template <int M, int N, bool STREAMS>
+__attribute__((noinline, target("avx512bf16"))) void products(const uint16_t* const* x,
+                                                              const Paired* const* w, int64_t count,
+                                                              float (&out)[M][N]) {
+    constexpr int STEP = 2 * LANES;
+    Vec total[M][N];
+#pragma GCC unroll 8
+    for (int i = 0; i < M; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < N; j++) total[i][j] = Vec{};
+    const char* next = (const char*)w[0] + AHEAD;
+    for (int64_t k = 0; k < count; k += STEP) {
+        if (STREAMS) {
+#pragma GCC unroll 8
+            for (int j = 0; j < N; j++) __builtin_prefetch(next + 64 * j);
+            next += 64 * N;
+        }
+        const __mmask32 there = uint32_t(-1) >> (STEP - least(STEP, count - k));
+        Vec left[M];
+#pragma GCC unroll 8
+        for (int i = 0; i < M; i++) left[i] = in_register((Vec)_mm512_loadu_si512(x[i] + k));
+#pragma GCC unroll 8
+        for (int j = 0; j < N; j++) {
+            const Vec right = in_register((Vec)_mm512_maskz_loadu_epi16(there, w[j] + k));
+#pragma GCC unroll 8
+            for (int i = 0; i < M; i++)
+                total[i][j] = _mm512_dpbf16_ps(total[i][j], (__m512bh)left[i], (__m512bh)right);
+        }
+    }
+    sum_up<M * N>(total[0], out[0]);
+}
+#endif
 
 // Multiply M rows of x with rows of w, `at(n)` for n in [first, last), N at once; `emit(n, M x K
 // products)`. FIRST: it is the first to read w.
-template <int M, int N, bool FIRST, class At, class Emit>
-inline void rows_by(const float* x, int64_t stride, int64_t count, int64_t first, int64_t last, At at,
+template <int M, int N, bool FIRST, class X, class At, class Emit>
+inline void rows_by(const X* x, int64_t stride, int64_t count, int64_t first, int64_t last, At at,
                     Emit emit) {
-    const float* left[M];
+    const X* left[M];
     for (int i = 0; i < M; i++) left[i] = x + i * stride;
     const auto some = [&](auto wide, int64_t n) {
         constexpr int K = decltype(wide)::value;
@@ -108,8 +157,8 @@ inline void rows_by(const float* x, int64_t stride, int64_t count, int64_t first
 
 // Multiply rows of x with rows of w, `at(n)` for n in [first, last): few rows of x, which stay in the
 // nearest cache, with all of w. `emit(row, n, products)`. STREAMS: w is read from memory.
-template <bool STREAMS, class At, class Emit>
-void multiply(const float* x, int64_t stride, int64_t rows, int64_t count, int64_t first,
+template <bool STREAMS, class X, class At, class Emit>
+void multiply(const X* x, int64_t stride, int64_t rows, int64_t count, int64_t first,
               int64_t last, At at, Emit emit) {
     const auto some = [&](auto tall, auto wide, int64_t row) {
         constexpr int M = decltype(tall)::value, N = decltype(wide)::value;
@@ -129,7 +178,8 @@ void multiply(const float* x, int64_t stride, int64_t rows, int64_t count, int64
 }
 
 // A row of x for Paired ones: the even columns of each 2 * LANES first, then the odd ones, and zeros
-// behind the last.
+// behind the last. NARROW: each rounded to bfloat16.
+template <bool NARROW>
 inline void pair_row(const float* x, int64_t columns, float* out) {
     float rest[2 * LANES] = {};
     for (int64_t k = 0; k < columns; k += 2 * LANES, out += 2 * LANES) {
@@ -142,6 +192,16 @@ inline void pair_row(const float* x, int64_t columns, float* out) {
             out[i] = from[2 * i];
             out[LANES + i] = from[2 * i + 1];
         }
+        if (NARROW)
+            for (int64_t i = 0; i < 2 * LANES; i += LANES) save(out + i, (Vec)rounded(load(out + i)));
+    }
+}
+
+inline void narrow_row(const float* x, int64_t columns, uint16_t* out) {  // and zeros up to 32
+    const int64_t end = (columns + 31) / 32 * 32;
+    for (int64_t k = 0; k < end; k += LANES) {
+        const int64_t some = most(0, least(LANES, columns - k));
+        save_part(out + k, some > 0 ? load_part(x + k, some) : Vec{}, LANES);
     }
 }
 

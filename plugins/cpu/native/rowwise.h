@@ -95,8 +95,9 @@ void store(const float* x, int64_t heads, int64_t head, void* out, int32_t type)
     if (type == F32) {
         memcpy(out, x, size_t(heads * head) * 4);
     } else if (type == BF16) {
-        uint16_t* to = (uint16_t*)out;
-        for (int64_t i = 0; i < heads * head; i++) to[i] = narrow(x[i]);
+        in_vectors(heads * head, [&](int64_t k, int64_t some) {
+            save_part((uint16_t*)out + k, load_part(x + k, some), some);
+        });
     } else {
         int8_t* to = (int8_t*)out;
         for (int64_t h = 0; h < heads; h++, x += head, to += head + 4) {

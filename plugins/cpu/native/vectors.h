@@ -82,6 +82,23 @@ inline Vec in_register(Vec x) {
 #endif
     return x;
 }
+// The nearest bfloat16, ties to even, as the upper half of each lane; a NaN stays one.
+inline Words rounded(Vec x) {
+    const Words bits = (Words)x, even = bits >> 16 & 1u;
+    return (x != x ? bits | 0x400000u : bits + 0x7fffu + even) & 0xffff0000u;
+}
+inline void save_part(uint16_t* to, Vec x, int64_t count) {  // as bfloat16
+    const Words halves = rounded(x) >> 16;
+#if defined(__AVX512F__)
+    const Halves out = (Halves)_mm512_cvtepi32_epi16((__m512i)halves);
+#else
+    const Halves out = __builtin_convertvector(halves, Halves);
+#endif
+    if (__builtin_expect(count == LANES, 1))
+        memcpy(to, &out, sizeof out);
+    else
+        memcpy(to, &out, size_t(count) * 2);
+}
 inline Vec all(float x) { return x - Vec{}; }
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }  // b, where one is NaN
 inline Vec size_of(Vec x) { return (Vec)((Words)x & 0x7fffffffu); }
@@ -112,6 +129,34 @@ inline Four sums(Vec a, Vec b, Vec c, Vec d) {  // of each, in the very order of
     Four t = __builtin_shufflevector(y, z, 0, 4, 1, 5) + __builtin_shufflevector(y, z, 2, 6, 3, 7);
     return __builtin_shufflevector(s, t, 0, 1, 4, 5) + __builtin_shufflevector(s, t, 2, 3, 6, 7);
 }
+
+#if LANES == 16
+// Of the first W lanes of each number's run, the halves added up: runs of x, then those of y, half as
+// long. In the order of `fold` and `sum`.
+template <int W>
+inline Vec halved(Vec x, Vec y) {
+    Vec low, high;
+    if constexpr (W == 16) {
+        low = __builtin_shufflevector(x, y, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+        high = __builtin_shufflevector(x, y, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    } else if constexpr (W == 8) {
+        low = __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+        high = __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    } else if constexpr (W == 4) {
+        low = __builtin_shufflevector(x, y, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29);
+        high = __builtin_shufflevector(x, y, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+    } else {
+        low = __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        high = __builtin_shufflevector(x, y, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    }
+    return low + high;
+}
+inline Vec pairs_of_eight(const Vec (&x)[8]) {
+    const Vec first = halved<8>(halved<16>(x[0], x[1]), halved<16>(x[2], x[3]));
+    const Vec second = halved<8>(halved<16>(x[4], x[5]), halved<16>(x[6], x[7]));
+    return halved<4>(first, second);
+}
+#endif
 
 // e ** x to about two units in the last place (Cephes, expf); 0 below -87, a NaN stays one.
 inline Vec exponential(Vec x) {

@@ -91,6 +91,7 @@ class Kernels:
         self.library.hp_test_scratch.restype = ctypes.c_int64
         self.library.hp_test_activation_bytes.restype = ctypes.c_int64
         self.level = ctypes.c_int32(LEVELS.index(level))
+        self.bfloat16 = "bf16"  # the type that weights of uint16 have: or bf16_a16
 
     def scratch(self, cols: int, group: int = 1, head: int = 1) -> np.ndarray:
         sizes = (ctypes.c_int64(each) for each in (cols, group, head))
@@ -99,7 +100,8 @@ class Kernels:
     def matrix(self, weight: np.ndarray | Packed) -> Matrix:
         if isinstance(weight, Packed):
             return Matrix(weight.data.ctypes.data, weight.rows, weight.cols, TYPES[weight.kind])
-        return Matrix(weight.ctypes.data, *weight.shape, kind_of(weight))
+        kind = TYPES[self.bfloat16] if weight.dtype == np.uint16 else kind_of(weight)
+        return Matrix(weight.ctypes.data, *weight.shape, kind)
 
     def vector(self, array: np.ndarray | None) -> Vector:
         return Vector(None, 0) if array is None else Vector(array.ctypes.data, kind_of(array))
@@ -119,7 +121,7 @@ class Kernels:
         if isinstance(weight, Packed) and weight.kind in GROUPS:
             return self.activations(x, weight.kind)
         if isinstance(weight, np.ndarray) and weight.dtype == np.uint16:
-            return self.activations(x, "bf16")
+            return self.activations(x, self.bfloat16)
         return x
 
     def linear(self, x, weight, bias=None, before=None, cap: float = 0.0) -> np.ndarray:

@@ -78,8 +78,11 @@ def write(folder: Path, name: str, dtype: torch.dtype, change) -> None:
     Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
 
 
-def engine(folder, native: str, level: str = "auto", threads: int | None = None, **keys) -> LLM:
-    options = {"native": native, "native_level": level}
+def engine(
+    folder, native: str, level: str = "auto", threads: int | None = None,
+    activations: str = "float", **keys,
+) -> LLM:  # fmt: skip
+    options = {"native": native, "native_level": level, "activations": activations}
     if threads is not None:
         options["threads"] = threads
     return LLM(

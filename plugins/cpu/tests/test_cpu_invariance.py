@@ -30,9 +30,15 @@ def scores(results) -> list:
 
 
 @native
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_scores_are_the_same_bits_in_any_batch_and_chunks(checkpoint, dtype):
-    keys = {"batch_invariant": True, "dtype": dtype, "enable_prefix_caching": False}
+@pytest.mark.parametrize(
+    ("dtype", "activations"),
+    [("float32", "float"), ("bfloat16", "float"), ("bfloat16", "bfloat16")],
+)
+def test_scores_are_the_same_bits_in_any_batch_and_chunks(checkpoint, dtype, activations):
+    keys = {
+        "batch_invariant": True, "dtype": dtype, "enable_prefix_caching": False,
+        "activations": activations,
+    }  # fmt: skip
     with engine(checkpoint("llama"), "on", **keys) as llm:
         alone = [scores(llm.generate([prompt], SCORED))[0] for prompt in PROMPTS]
         assert scores(llm.generate(PROMPTS[::-1], SCORED)) == alone[::-1]

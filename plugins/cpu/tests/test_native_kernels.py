@@ -21,10 +21,12 @@ Kernels, as_bfloat16, widened = calls.Kernels, calls.as_bfloat16, calls.widened
 
 LEVELS = calls.available_levels()
 TYPES = ("float32", "bfloat16")
+PRODUCTS = (*TYPES, "both bfloat16")
+"""Types of weights, and of bfloat16 ones with activations that are rounded to bfloat16, too."""
 ODD = (1, 2, 3, 5, 8, 17, 31, 64, 100, 129)
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512"])
+@pytest.fixture(params=calls.LEVELS)
 def kernels(request) -> Kernels:
     if request.param not in LEVELS:
         pytest.skip(f"{request.param}: not executed here, this processor or build has not got it")
@@ -45,43 +47,67 @@ def matrix(draw, rows: int, cols: int, kind: str):
     return stored, widened(stored)
 
 
+def rounded(kernels, x, kind: str) -> np.ndarray:
+    """``x`` as it is multiplied with weights of ``kind``, in float64, nearest and ties to even."""
+    if kind != "both bfloat16":
+        return x.astype(np.float64)
+    kernels.bfloat16 = "bf16_a16"
+    bits = x.view(np.uint32).astype(np.uint64)
+    halves = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return widened(halves).astype(np.float64)
+
+
 def near(got, expected, scale=1.0):
     assert got.shape == expected.shape
     assert np.abs(got - expected).max(initial=0) <= 2e-5 * scale
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", PRODUCTS)
 def test_linear_is_the_product(kernels, draw, kind):
     for _ in range(60):
         rows, outputs, inputs = (int(draw.choice(ODD)) for _ in range(3))
         weight, numbers = matrix(draw, outputs, inputs, kind)
         bias, bias_numbers = matrix(draw, 1, outputs, kind)
         x = draw.standard_normal((rows, inputs)).astype(np.float32)
-        exact = x.astype(np.float64) @ numbers.T.astype(np.float64)
+        exact = rounded(kernels, x, kind) @ numbers.T.astype(np.float64)
         near(kernels.linear(x, weight), exact, inputs)
         before = draw.standard_normal((rows, outputs)).astype(np.float32)
         near(kernels.linear(x, weight, bias, before), before + exact + bias_numbers, inputs)
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", PRODUCTS)
 def test_a_row_of_a_product_does_not_depend_on_the_others(kernels, draw, kind):
     weight, _ = matrix(draw, 61, 133, kind)
     x = draw.standard_normal((40, 133)).astype(np.float32)
+    rounded(kernels, x, kind)
     whole = kernels.linear(x, weight)
     for first, last in [(0, 1), (1, 3), (5, 8), (10, 14), (3, 40), (20, 31)]:
         assert np.array_equal(kernels.linear(x[first:last].copy(), weight), whole[first:last])
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", PRODUCTS)
 def test_gated_is_silu_of_one_half_times_the_other(kernels, draw, kind):
     for rows, inner, inputs in [(1, 1, 1), (1, 48, 32), (2, 33, 17), (7, 96, 64), (96, 40, 100)]:
         weight, numbers = matrix(draw, 2 * inner, inputs, kind)
         bias, bias_numbers = matrix(draw, 1, 2 * inner, kind)
         x = draw.standard_normal((rows, inputs)).astype(np.float32)
         for given, added in ((None, 0.0), (bias, bias_numbers.astype(np.float64))):
-            both = x.astype(np.float64) @ numbers.T.astype(np.float64) + added
+            both = rounded(kernels, x, kind) @ numbers.T.astype(np.float64) + added
             gate, up = both[:, :inner], both[:, inner:]
             near(kernels.gated(x, weight, given), gate / (1 + np.exp(-gate)) * up, 8 * inputs)
+
+
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_a_number_that_is_none_reaches_its_row_alone(kernels, draw, kind):
+    for wrong in (np.nan, np.inf, -np.inf, -np.nan):
+        for inputs in (20, 32, 77):
+            weight, _ = matrix(draw, 9, inputs, kind)
+            x = draw.standard_normal((6, inputs)).astype(np.float32)
+            rounded(kernels, x, kind)
+            x[4, inputs - 3] = wrong
+            finite = np.isfinite(kernels.linear(x, weight))
+            assert finite[[0, 1, 2, 3, 5]].all()
+            assert not finite[4].any()
 
 
 def test_gates_far_from_zero_are_open_or_shut(kernels):

@@ -25,12 +25,12 @@ def test_the_doctor_says_how_steps_run_and_why(monkeypatch):
         return verdict.reason
 
     monkeypatch.setattr(library, "availability", lambda: Availability(levels=LEVELS[:2]))
-    best = "as native programs of avx2 instructions (this processor or build has no avx512),"
-    assert best in said(native="auto")
+    lacking = "(this processor or build has no avx512 or avx512_bf16),"
+    assert f"as native programs of avx2 instructions {lacking}" in said(native="auto")
     assert "as native programs of portable" in said(native="on", native_level="portable")
     assert said(native="off").endswith("through torch: native programs are off")
     monkeypatch.setattr(library, "availability", lambda: Availability(levels=LEVELS))
-    assert "as native programs of avx512 instructions," in said(native="auto")
+    assert "as native programs of avx512_bf16 instructions," in said(native="auto")
     monkeypatch.setattr(library, "availability", lambda: NONE)
     assert said(native="auto").endswith("through torch: no native library: x")
 

@@ -25,10 +25,10 @@ MADE = ("f32_panels", "bf16_panels", "int8", "w8a8", "w4a8")
 OWN = (*calls.OWN, *calls.ROUNDING)
 ROWS = (1, 2, 3, 5, 7, 16, 23, 96)
 OFFSETS = {"w8a8": 128, "q8_0_a8": 128, "q4_0_a8": 8}
-"""What the numbers of a type are too much as they are multiplied: sums begin with what that makes."""
+"""What the numbers of a type are too much as they are multiplied: sums begin with what it makes."""
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512"])
+@pytest.fixture(params=calls.LEVELS)
 def kernels(request) -> Kernels:
     if request.param not in LEVELS:
         pytest.skip(f"{request.param}: not executed here, this processor or build has not got it")

@@ -25,13 +25,13 @@ class CpuSettings:
     native_level: str = key(
         "auto",
         "instructions that a native program uses",
-        choices=("auto", "portable", "avx2", "avx512"),
+        choices=("auto", "portable", "avx2", "avx512", "avx512_bf16"),
     )
     activations: str = key(
         "float",
-        "what blocks of a GGUF file are multiplied with where they stay packed; int8 is faster "
-        "and less exact",
-        choices=("float", "int8"),
+        "what weights are multiplied with: int8 is for blocks of a GGUF file that stay packed, "
+        "bfloat16 for bfloat16 weights, each faster and less exact",
+        choices=("float", "int8", "bfloat16"),
     )
     packed_cache: str = key(
         "auto",

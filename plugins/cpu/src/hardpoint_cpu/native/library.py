@@ -18,7 +18,7 @@ from hardpoint.records import Problem
 from hardpoint_cpu.settings import CpuSettings
 
 ABI = 3
-LEVELS = ("portable", "avx2", "avx512")
+LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")
 """Levels of instructions, the slowest first; their places are the library's numbers."""
 
 FOLDER = Path(__file__).parent / "lib"
@@ -33,21 +33,23 @@ TYPES = {
         (
             "f32", "bf16", "f16", "f32_panels", "bf16_panels", "int8", "w8a8", "w4a8",
             "q8_0", "q4_0", "q4_1", "q4_k", "q6_k",
-            "q8_0_a8", "q4_0_a8", "q4_1_a8", "q4_k_a8", "q6_k_a8",
+            "q8_0_a8", "q4_0_a8", "q4_1_a8", "q4_k_a8", "q6_k_a8", "bf16_a16",
         )
     )
 }  # fmt: skip
 """Types of matrices and their numbers, see ``native/formats.h``: the first three are rows as torch
-has them, the others packed. ``int8`` is a type of caches, too; types in ``_a8`` are those before
-them in bytes, multiplied with activations that are rounded to int8.
+has them, the others packed. ``int8`` is a type of caches, too; types in ``_a8`` and ``_a16`` are
+those before them in bytes, multiplied with activations that are rounded to int8 and bfloat16.
 """
+ROUNDED_TO = {"float": "", "int8": "_a8", "bfloat16": "_a16"}
+"""What ``plugins.cpu.activations`` may be -> the end of a type's name."""
 
 
 def type_of(kind: str, activations: str) -> int:
     """Return the number of a matrix's type: ``kind``, one of :data:`TYPES`, as it is packed, with
-    ``activations`` ("float" or "int8") if both can be had.
+    ``activations``, one of :data:`ROUNDED_TO`, if both can be had.
     """
-    return TYPES.get(f"{kind}_a8", TYPES[kind]) if activations == "int8" else TYPES[kind]
+    return TYPES.get(kind + ROUNDED_TO[activations], TYPES[kind])
 
 
 class Matrix(ctypes.Structure):

@@ -250,7 +250,8 @@ class _Lowering:
         tensor, form = module.get_parameter(parameter), form_of(module, parameter)
         place = self._at(tensor)
         if form is None:
-            return [(0, Matrix(place, *tensor.shape, KINDS[tensor.dtype]))]
+            kind = "bf16" if tensor.dtype == torch.bfloat16 else "f32"
+            return [(0, Matrix(place, *tensor.shape, type_of(kind, self.activations)))]
         return [
             (
                 part.first,
