@@ -123,10 +123,9 @@ inline void soften(float* scores, Softmax& state, float* out, int64_t head) {
     Vec top = load(scores);
     for (int64_t k = LANES; k < hardpoint::KEY_TILE; k += LANES) {
         Vec next = load(scores + k);
-        top = next > top ? next : top;
+        top = larger(next, top);
     }
-    float greatest = state.greatest;
-    for (int lane = 0; lane < LANES; lane++) greatest = top[lane] > greatest ? top[lane] : greatest;
+    const float own = highest(top), greatest = own > state.greatest ? own : state.greatest;
     const float shift = greatest == nothing ? 0.0f : greatest;
     Vec total = {};
     for (int64_t k = 0; k < hardpoint::KEY_TILE; k += LANES) {
@@ -134,11 +133,12 @@ inline void soften(float* scores, Softmax& state, float* out, int64_t head) {
         save(scores + k, weight);
         total += weight;
     }
-    const float factor = exponential(state.greatest - shift);
-    state.total = state.total * factor + sum(total);
-    state.greatest = greatest;
-    if (factor != 1.0f)
+    if (greatest != state.greatest) {
+        const float factor = exponential(state.greatest - shift);
         for (int64_t i = 0; i < head; i++) out[i] *= factor;
+        state = {greatest, state.total * factor};
+    }
+    state.total += sum(total);
 }
 
 inline void merge(float* out, Softmax& state, const float* other, const Softmax& next, int64_t head) {
@@ -183,9 +183,10 @@ void attend_keys(const hardpoint::Attention& work, const float* query, int64_t b
         const int64_t keys = least(KEY_TILE, end - tile);
         const T* key_at[KEY_TILE];
         const T* value_at[KEY_TILE];
-        for (int64_t k = 0; k < keys; k++) {
-            const int64_t at = tile + k, block = work.table[at / work.block_size];
-            const int64_t slot = block * work.block_size + at % work.block_size;
+        const int32_t* block = work.table + tile / work.block_size;
+        for (int64_t k = 0, inside = tile % work.block_size; k < keys; k++, inside++) {
+            if (inside == work.block_size) inside = 0, block++;
+            const int64_t slot = *block * work.block_size + inside;
             const int64_t place = (slot * work.kv_heads + work.kv_head) * bytes;
             key_at[k] = (const T*)((const char*)work.keys + place);
             value_at[k] = (const T*)((const char*)work.values + place);

@@ -290,8 +290,7 @@ inline void quantise_row(int32_t type, const float* x, int64_t cols, void* out) 
             greatest = larger(size_of(part), greatest);
             wrong += part * 0.0f;
         }
-        float high = 0.0f;
-        for (int lane = 0; lane < LANES; lane++) high = greatest[lane] > high ? greatest[lane] : high;
+        const float high = highest(greatest);
         const float nan = sum(wrong);
         const bool good = nan == 0.0f && high > 1e-30f;
         const float scale = good ? high / 127.0f : 0.0f, factor = good ? 127.0f / high : 0.0f;

@@ -173,11 +173,8 @@ void rank(const float* x, int64_t count, int64_t place, hardpoint::Best& best) {
         unequal |= (next != next);
         top = larger(next, top);
     }
-    float greatest = -__builtin_inff();
-    for (int lane = 0; lane < LANES; lane++) {
-        best.wrong |= unequal[lane] != 0;
-        greatest = top[lane] > greatest ? top[lane] : greatest;
-    }
+    float greatest = highest(top);
+    best.wrong |= any(unequal);
     for (; k < count; k++) {
         best.wrong |= x[k] != x[k];
         greatest = x[k] > greatest ? x[k] : greatest;

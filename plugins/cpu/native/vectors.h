@@ -103,21 +103,36 @@ inline Vec all(float x) { return x - Vec{}; }
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }  // b, where one is NaN
 inline Vec size_of(Vec x) { return (Vec)((Words)x & 0x7fffffffu); }
 
-// The halves of a register added up until four lanes are left. As shuffles: what is taken out of a
+// The halves of a register joined until four lanes are left. As shuffles: what is taken out of a
 // register by way of memory keeps the compilers from leaving sums in registers.
-inline Four fold(Vec x) {
+template <class Join>
+inline Four folded(Vec x, Join join) {
 #if LANES == 16
-    const Eight half = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
-                       __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+    const Eight half = join(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7),
+                            __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15));
 #elif LANES == 8
     const Eight half = x;
 #endif
 #if LANES > 4
-    return __builtin_shufflevector(half, half, 0, 1, 2, 3) +
-           __builtin_shufflevector(half, half, 4, 5, 6, 7);
+    return join(__builtin_shufflevector(half, half, 0, 1, 2, 3),
+                __builtin_shufflevector(half, half, 4, 5, 6, 7));
 #else
     return x;
 #endif
+}
+inline Four fold(Vec x) {
+    return folded(x, [](auto a, auto b) { return a + b; });
+}
+inline float highest(Vec x) {  // any of them, where one is NaN
+    const auto higher = [](auto a, auto b) { return a > b ? a : b; };
+    const Four y = folded(x, higher);
+    return higher(higher(y[0], y[2]), higher(y[1], y[3]));
+}
+inline bool any(Ints x) {
+    int64_t both[LANES / 2], found = 0;
+    memcpy(both, &x, sizeof x);
+    for (int64_t each : both) found |= each;
+    return found != 0;
 }
 inline float sum(Vec x) {
     Four y = fold(x);
