@@ -184,7 +184,7 @@ def test_a_signal_leaves_the_turns_that_there_were(tmp_path, number):
         assert process.returncode == 128 + number
         found = json.loads(output)
         assert (found["cut"], found["turns"]) == (number.name, 1)
-        assert {row["format"] for row in found["rows"]} == {"fp32", "bf16"}
+        assert {row["format"] for row in found["rows"]} == {"fp32", "bf16", "bf16-bfloat16"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere an engine ends with its turn")

@@ -30,8 +30,10 @@ ENGINES: Final[Mapping[str, str]] = {
 """Every engine, and its file in ``serving_engines``."""
 PLAIN: Final[Mapping[str, str]] = {"fp32": "float32", "bf16": "bfloat16"}
 QUANTISED: Final = ("int8", "w8a8", "w4a8")
-FLOAT: Final = "-float"
-"""Behind the name of a GGUF format: our own engine multiplying it with float activations."""
+OTHERWISE: Final[Mapping[str, str]] = {**dict.fromkeys(GGUF_TYPES[2:], "float"), "bf16": "bfloat16"}
+"""Formats that our own engine has a second row of, named after the activations that they are
+multiplied with there: GGUF's with its default, bf16 with those that vLLM and llama.cpp have.
+"""
 FORMATS: Final = (*PLAIN, *QUANTISED, *GGUF_TYPES[2:])
 DEFAULT_FORMATS: Final = ("fp32", "bf16", "w8a8", "Q8_0", "Q4_0", "Q4_1")
 KV_BLOCKS: Final = 256
@@ -125,9 +127,9 @@ def runners(plan: CpuPlan, files: ModelFiles) -> Iterator[Runner]:
             for way, options in _ways(engine, kind, plan, files):
                 arguments = json.dumps({"threads": plan.threads, **options})
                 yield Runner(engine=engine, format=kind, way=way, arguments=arguments)
-        if kind in GGUF_TYPES:
-            options = {"threads": plan.threads, **_ours(kind, files, "float")}
-            yield Runner(engine=OURS, format=kind + FLOAT, arguments=json.dumps(options))
+        if (other := OTHERWISE.get(kind)) is not None:
+            options = {"threads": plan.threads, **_ours(kind, files, other)}
+            yield Runner(engine=OURS, format=f"{kind}-{other}", arguments=json.dumps(options))
 
 
 def _ways(
@@ -150,8 +152,10 @@ def _ways(
                 yield "compiled", {**options, "eager": False}
 
 
-def _ours(kind: str, files: ModelFiles, activations: str = "int8") -> dict[str, Any]:
-    """``activations``: those that blocks of a GGUF file are multiplied with; as llama.cpp: int8."""
+def _ours(kind: str, files: ModelFiles, activations: str | None = None) -> dict[str, Any]:
+    """``activations``: those that weights are multiplied with; else blocks of a GGUF file as by
+    llama.cpp, with int8, and others with float.
+    """
     keys: dict[str, Any] = {
         "max_model_len": 2048,
         "max_num_seqs": 64,
@@ -159,11 +163,11 @@ def _ours(kind: str, files: ModelFiles, activations: str = "int8") -> dict[str, 
         "num_kv_blocks": KV_BLOCKS,
         "cpu": {"native": "auto"},
     }
+    keys["cpu"]["activations"] = activations or ("int8" if kind in GGUF_TYPES else "float")
     if kind in PLAIN:
         return {"model": str(files.safetensors()), "keys": {**keys, "dtype": PLAIN[kind]}}
     if kind in QUANTISED:
         return {"model": str(files.safetensors()), "keys": {**keys, "quantization": kind}}
-    keys["cpu"] = {**keys["cpu"], "activations": activations}
     return {"model": str(files.gguf(kind)), "keys": keys}
 
 
@@ -243,7 +247,7 @@ def ratios(rows: Sequence[Row]) -> list[Row]:
                 other["tokens_per_s"] for other in rows
                 if engine == other["engine"] != OURS
                 and (other["phase"], other["batch"]) == (row["phase"], row["batch"])
-                and (engine != "llama.cpp" or other["format"] == row["format"].removesuffix(FLOAT))
+                and (engine != "llama.cpp" or other["format"] == cpu_bounds.base(row["format"]))
             ]  # fmt: skip
             if speeds:
                 ratio = round(row["tokens_per_s"] / max(speeds), 3)

@@ -15,6 +15,8 @@ RATIOS: Final[Mapping[tuple[str, str], tuple[float, float, float, float]]] = {
     ("Q4_1", "llama.cpp"): (2.0, 3.0, 2.0, 2.0),
 }
 """(format, against) -> the least ratio in each of ``CELLS``."""
+NARROW: Final = "bf16-bfloat16"
+"""bf16 multiplied with bfloat16 activations, as the peers do: held against the same."""
 READ_SHARES: Final[Mapping[str, float]] = {"bf16": 0.70, "int8": 0.75, "w8a8": 0.75}
 """Format -> the least share of the bandwidth of reading that weights are read with at batch 1."""
 OVERHEAD: Final = 0.05
@@ -27,7 +29,8 @@ def judged_ratios(ratios: Iterable[Row]) -> list[Row]:
     """Return the ratios, those that have a bound with ``bound`` and ``met``."""
     found = []
     for each in ratios:
-        bounds = RATIOS.get((each["format"], each["against"]))
+        kind = "bf16" if each["format"] == NARROW else each["format"]
+        bounds = RATIOS.get((kind, each["against"]))
         cell = (each["phase"], each["batch"])
         judged = {}
         if bounds is not None and cell in CELLS:
@@ -49,13 +52,21 @@ def ratio_bounds(
     }
     measured = [cell for cell in CELLS if cell in set(cells)]
     rows = []
-    for (kind, against), bounds in RATIOS.items():
-        for cell in measured if kind in formats else ():
-            bound, value = bounds[CELLS.index(cell)], found.get((kind, against, *cell))
-            met = None if value is None else value >= bound
-            name = f"{kind} / {against}, {case_name(*cell)}"
-            rows.append({"name": name, "value": value, "bound": bound, "met": met})
+    for (base_kind, against), bounds in RATIOS.items():
+        if base_kind not in formats:
+            continue
+        for kind in (base_kind, NARROW) if base_kind == "bf16" else (base_kind,):
+            for cell in measured:
+                bound, value = bounds[CELLS.index(cell)], found.get((kind, against, *cell))
+                met = None if value is None else value >= bound
+                name = f"{kind} / {against}, {case_name(*cell)}"
+                rows.append({"name": name, "value": value, "bound": bound, "met": met})
     return rows
+
+
+def base(kind: str) -> str:
+    """Return the format of the weights: without what they are multiplied with."""
+    return kind.partition("-")[0]
 
 
 def case_name(phase: str, batch: int) -> str:

@@ -19,14 +19,14 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     rows: Sequence[Row] = document["rows"]
     cases = list(dict.fromkeys((row["phase"], row["batch"]) for row in rows))
     head = "".join(f"{case_name(*case):>14}" for case in cases)
-    yield f"{'tokens/s':26}{head}"
+    yield f"{'tokens/s':30}{head}"
     for engine, kind in dict.fromkeys((row["engine"], row["format"]) for row in rows):
         found = {
             (row["phase"], row["batch"]): row["tokens_per_s"]
             for row in rows if (row["engine"], row["format"]) == (engine, kind)
         }  # fmt: skip
         cells = "".join(f"{found[each]:14.1f}" if each in found else f"{'-':>14}" for each in cases)
-        yield f"{engine:16}{kind:10}{cells}"
+        yield f"{engine:16}{kind:14}{cells}"
     yield ""
     for each in document["ratios"]:
         if "bound" not in each:
@@ -34,7 +34,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
             where = f"{each['format']} / {each['against']}, {case}"
             yield f"{where:44}{each['ratio']:>10.2f}"
     for kind, figures in document["figures"].items():
-        yield f"{kind:10}" + "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        yield f"{kind:14}" + "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
     yield ""
     for each in document["bounds"]:
         judged = f"bound {each['bound']:<8g}{_verdict(each)}"
