@@ -98,7 +98,8 @@ class Completion:
 
 class Generation:
     """One request with its ``n`` answers. ``changed`` says whether a snapshot would tell more than
-    the last one. It grows on one thread and may be looked at on others.
+    the last one, ``ends_by_text`` whether an answer may end by its text, of which only :meth:`add`
+    can tell. It grows on one thread and may be looked at on others.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Generation:
         self.error: BaseException | None = None
         self.pooled: tuple[float, ...] | None = None
         self.changed = False
+        self.ends_by_text = bool(sampling.stop) and sampling.detokenize
         self._tokenizer = tokenizer
         self._open = len(self.completions)
         self._lock = threading.RLock()

@@ -28,6 +28,7 @@ from hardpoint.platform import Platform
 from hardpoint.records import LoadReport, WorkerHealth
 
 from hardpoint_engine.graph_table import print_table
+from hardpoint_engine.idling import Idling
 from hardpoint_engine.metrics import EngineMetrics
 from hardpoint_engine.request import EngineOutput, EngineRequest, Request
 from hardpoint_engine.scheduling.admission import AdmissionPolicy
@@ -56,12 +57,10 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("hardpoint.engine")
 
-IDLE_SECONDS = 0.001
-"""How long ``step`` waits when policies let nothing run, so that callers in a loop do not spin."""
-PAUSED_SECONDS = 0.01
-"""The same while scheduling sleeps."""
-WAITING_SECONDS = 5.0
-"""How long a policy may let nothing run before a warning names it."""
+GIVE_WAY_SECONDS = 0.00005
+"""How long a worker of this process may have the interpreter to begin a step that was just sent."""
+GoesOn = Callable[[list[EngineOutput]], bool]
+"""Says, of outputs before they are given out, if a step is wanted whatever becomes of them."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -126,13 +125,13 @@ class EngineCore:
         self._structured = StructuredRequests(self.scheduler.roster, at_once=executor.plans_alike)
         self._lock = threading.RLock()
         self._flights: deque[_Flight] = deque()
-        self._idle_since: float | None = None
-        self._warned_of_waiting = False
+        self._idling = Idling(clock)
         self._versions = dict(executor.sleep_state.versions)
         self._ready_generation: int | None = None
         self._closed = False
         self._timeline: Timeline | None = None
         self._paused = False
+        self._unsent: Exception | None = None
 
     # Requests.
 
@@ -186,7 +185,7 @@ class EngineCore:
 
     # Steps.
 
-    def step(self) -> list[EngineOutput]:
+    def step(self, goes_on: GoesOn | None = None) -> list[EngineOutput]:
         """Have as many steps in flight as there may be, wait for the oldest, and return what it
         gave, and the last outputs of requests that ended otherwise since. Never raises what a step
         raised: that ends the requests in the step, with the error, and the engine goes on as long
@@ -195,38 +194,33 @@ class EngineCore:
         Interrupted (KeyboardInterrupt), steps go on at the workers, and the next call waits for
         them. Raises SleepStateError, changing nothing, while something the step needs sleeps;
         ExecutorFailedError once the engine has ended and every request has had its last output.
+
+        With ``goes_on`` the next step is sent as soon as this one is taken in, if that says so.
         """
+        unsent, self._unsent = self._unsent, None
+        if unsent is not None:
+            raise unsent
         with self._lock:
-            while len(self._flights) < self.scheduler.depth and self._launch():
-                pass
-            flight = self._flights[0] if self._flights else None
+            flight = self._fill()
         if flight is None:
             outputs = self._give([])
             if not outputs and self.has_unfinished():
-                self._idle()
+                preparing = bool(len(self._structured))
+                self._idling.wait(self.scheduler, paused=self._paused, preparing=preparing)
             return outputs
-        self._idle_since = None
+        self._idling.end()
         result: ModelRunnerOutput | StepTicket | Exception
         try:
             result = flight.future.result()
         except Exception as error:  # noqa: BLE001 - whatever a step raises ends its requests
             result = error
-        return self._land(flight, result)
+        return self._land(flight, result, goes_on)
 
-    def _idle(self) -> None:
-        """Wait a little. Requests that no policy lets run wait for ever: say so, once."""
-        now = self._clock()
-        if self._idle_since is None or len(self._structured) or self._paused:
-            self._idle_since = now
-        elif now - self._idle_since > WAITING_SECONDS and not self._warned_of_waiting:
-            self._warned_of_waiting = True
-            policy = type(self.scheduler.admission)
-            _logger.warning(
-                "for %.0f s nothing has run: %d requests wait, and the admission policy %s.%s lets "
-                "none of them start", now - self._idle_since, len(self.scheduler.roster),
-                policy.__module__, policy.__qualname__,
-            )  # fmt: skip
-        time.sleep(PAUSED_SECONDS if self._paused else IDLE_SECONDS)
+    def _fill(self) -> _Flight | None:
+        """Have as many steps in flight as there may be; return the oldest."""
+        while len(self._flights) < self.scheduler.depth and self._launch():
+            pass
+        return self._flights[0] if self._flights else None
 
     def _launch(self) -> bool:
         """Plan a step and send it; False if there is nothing to compute, or if what is in flight
@@ -290,9 +284,12 @@ class EngineCore:
         )
 
     def _land(
-        self, flight: _Flight, result: ModelRunnerOutput | StepTicket | Exception
+        self,
+        flight: _Flight,
+        result: ModelRunnerOutput | StepTicket | Exception,
+        goes_on: GoesOn | None,
     ) -> list[EngineOutput]:
-        """Take in the result of a step, or its failure."""
+        """Take in the result of a step, or its failure; count it when the next is on its way."""
         with self._lock:
             if not self._flights or self._flights[0] is not flight:  # shut down meanwhile
                 return self._give([])
@@ -307,19 +304,37 @@ class EngineCore:
                 outputs = self.scheduler.fail(flight.plan, error)
                 self._ready_generation = None
             done = None if self._ready_generation is None else output
-            seconds = self._clock() - flight.started
+            taken = self._clock()
+        self.registry.announce(
+            "hardpoint_step_finished", scheduler_output=flight.plan, output=output, rank=None
+        )
+        if goes_on is not None:
+            self._go_on(outputs, goes_on)
+        with self._lock:
+            seconds = taken - flight.started
             self.metrics.step_done(flight.plan, done, seconds)
             outputs = self._give(outputs)
             if self._timeline is not None:
                 self._timeline.step(
                     flight.plan, done,
-                    planned=flight.planned, sent=flight.started, landed=landed, done=self._clock(),
+                    planned=flight.planned, sent=flight.started, landed=landed, done=taken,
                 )  # fmt: skip
         trace_step(flight.plan, done, seconds)
-        self.registry.announce(
-            "hardpoint_step_finished", scheduler_output=flight.plan, output=output, rank=None
-        )
         return outputs
+
+    def _go_on(self, outputs: list[EngineOutput], goes_on: GoesOn) -> None:
+        """Send the next step if it is wanted and nothing is in its way. What that raises waits for
+        the next ``step``: ``outputs`` are not lost by it.
+        """
+        try:
+            if self._policy_observes or not goes_on(outputs):
+                return
+            with self._lock:
+                sent = self._undisturbed() and self._fill()
+            if sent:
+                time.sleep(GIVE_WAY_SECONDS)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._unsent = error
 
     def _checked(self, result: ModelRunnerOutput | StepTicket | Exception) -> ModelRunnerOutput:
         if isinstance(result, Exception):
@@ -342,10 +357,14 @@ class EngineCore:
             self.metrics.look(scheduler.roster, scheduler.blocks)
             if self._timeline is not None:
                 self._timeline.ended(outputs)
-            policy = scheduler.admission
-            if type(policy).observe is not AdmissionPolicy.observe:
-                self._show(policy, outputs)
+            if self._policy_observes:
+                self._show(scheduler.admission, outputs)
             return outputs
+
+    @property
+    def _policy_observes(self) -> bool:
+        """Whether the admission policy decides by what it was shown of earlier steps."""
+        return type(self.scheduler.admission).observe is not AdmissionPolicy.observe
 
     def _show(self, policy: AdmissionPolicy, outputs: list[EngineOutput]) -> None:
         for output in outputs:

@@ -43,6 +43,11 @@ class Call:
         self._bell: SimpleQueue[Exception | None] = SimpleQueue()
 
     @property
+    def lasts(self) -> bool:
+        """Whether its caller goes on waiting though there is news."""
+        return bool(self.open) and (self.eager or not self._stepwise)
+
+    @property
     def ready(self) -> bool:
         """Whether its caller need not wait any more."""
         if not self.open:
@@ -182,7 +187,7 @@ class EngineThread:
 
     def _step(self) -> None:
         try:
-            outputs = self._core.step()
+            outputs = self._core.step(self._goes_on)
             if self._end is None:
                 for output in outputs:
                     self._deliver(output)
@@ -196,6 +201,17 @@ class EngineThread:
             waiting, self._waiting = self._waiting, {}
             for call in waiting.values():
                 call.ring(error)
+
+    def _goes_on(self, outputs: Sequence[EngineOutput]) -> bool:
+        """Whether the next step is wanted whatever becomes of ``outputs``. Commands that have come
+        are obeyed first, so that it is planned by them.
+        """
+        for output in outputs:
+            route = self._routes.get(output.req_id)
+            if output.finish_reason is not None or (route and route[1].ends_by_text):
+                return False
+        self._obey_rest()
+        return self._end is None and any(call.lasts for call in self._waiting.values())
 
     def _deliver(self, output: EngineOutput) -> None:
         route = self._routes.get(output.req_id)

@@ -171,7 +171,7 @@ def test_an_extensions_policy_is_asked_and_sees_the_results(engine, pairing, cap
 
 
 def test_a_policy_that_lets_nothing_run_is_named_once(engine, pairing, caplog, monkeypatch):
-    monkeypatch.setattr("hardpoint_engine.core.WAITING_SECONDS", 0.01)
+    monkeypatch.setattr("hardpoint_engine.idling.WAITING_SECONDS", 0.01)
     one = engine(admission="pairs")
     policy = type(one.core.scheduler.admission)
     monkeypatch.setattr(policy, "admit", lambda *_: hardpoint_engine.Wait())

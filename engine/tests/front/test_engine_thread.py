@@ -11,6 +11,7 @@ import threading
 import time
 
 import pytest
+from attrs import evolve
 from hardpoint.errors import (
     ExecutorFailedError,
     HardpointError,
@@ -18,6 +19,7 @@ from hardpoint.errors import (
     LifecycleError,
 )
 from hardpoint_engine import LLM, SamplingParams
+from hardpoint_engine.completion import Generation
 
 SHORT = SamplingParams(temperature=0, max_tokens=8)
 LONG = SamplingParams(temperature=0, max_tokens=60)
@@ -194,3 +196,85 @@ def test_many_answers_are_aborted_in_time_linear_in_their_number():
 def test_wrong_types_are_told_what_is_wanted(llm, call, words):
     with pytest.raises(InvalidRequestError, match=words):
         call(llm)
+
+
+class Steps:
+    """What happens in an engine, in its order: a plan is sent, or text made of its outputs."""
+
+    def __init__(self, llm, monkeypatch):
+        self.plans, self.seen = [], []
+        self.during = {}
+        """By the number of a step: what is done when its result is there."""
+        execute, commit, add = llm.executor.execute_model, llm.core.scheduler.commit, Generation.add
+
+        def sending(plan, **options):
+            self.plans.append(plan)
+            self.seen.append("sent")
+            return execute(plan, **options)
+
+        def committing(plan, output):
+            outputs = commit(plan, output)
+            self.during.pop(len(self.plans), lambda: None)()
+            return outputs
+
+        def adding(generation, index, output):
+            self.seen.append("text")
+            return add(generation, index, output)
+
+        monkeypatch.setattr(llm.executor, "execute_model", sending)
+        monkeypatch.setattr(llm.core.scheduler, "commit", committing)
+        monkeypatch.setattr(Generation, "add", adding)
+
+
+@pytest.fixture
+def steps(llm, monkeypatch):
+    return Steps(llm, monkeypatch)
+
+
+def test_the_next_step_is_sent_before_text_is_made_of_the_last(llm, steps):
+    llm.generate("a", SamplingParams(temperature=0, max_tokens=4))
+    assert steps.seen == ["sent", "sent", "text", "sent", "text", "sent", "text", "text"]
+
+
+def test_no_step_is_sent_that_only_a_caller_who_does_not_wait_could_want(llm, steps):
+    stream = llm.stream("a", LONG)
+    for number in range(1, 4):
+        next(stream)
+        assert len(steps.plans) == number
+    llm.generate("b", SamplingParams(temperature=0, max_tokens=4))
+    assert len(steps.plans) == 7
+    next(stream)
+    stream.close()
+
+
+def test_no_step_is_sent_for_a_request_that_its_text_may_have_ended(llm, steps):
+    (whole,) = llm.generate("a", SHORT)
+    steps.plans.clear()
+    stop = evolve(SHORT, stop=(whole.outputs[0].text[3:5],))
+    (ended,) = llm.generate("a", stop)
+    assert ended.outputs[0].finish_reason == "stop"
+    assert len(steps.plans) == len(ended.outputs[0].token_ids) < 8
+    assert "sent sent" not in " ".join(steps.seen[-6:])
+
+
+def test_requests_that_come_and_go_while_a_step_runs_do_so_in_the_next(llm, steps):
+    streams = []
+    steps.during = {
+        3: lambda: streams.append(llm.stream("b", LONG)),
+        5: lambda: llm.abort(streams[0].request_id),
+    }
+    llm.generate("a", SamplingParams(temperature=0, max_tokens=8))
+    assert [len(plan.num_tokens) for plan in steps.plans] == [1, 1, 1, 2, 2, 1, 1, 1]
+    assert len(steps.plans[3].new) == 1
+    assert len(steps.plans[5].finished) == 1
+    assert list(streams[0])[-1].outputs[0].finish_reason == "abort"
+
+
+def test_what_keeps_a_step_from_being_sent_loses_no_text(llm, steps):
+    steps.during = {3: lambda: vars(llm.core.scheduler).update(schedule=lambda: 1 / 0)}
+    try:
+        with pytest.raises(ZeroDivisionError):
+            llm.generate("a", LONG)
+    finally:
+        del llm.core.scheduler.schedule
+    assert steps.seen.count("text") == 3

@@ -286,7 +286,7 @@ def test_a_run_that_is_ended_leaves_a_trace_that_can_be_opened(tmp_path, number)
     )  # fmt: skip
     try:
         deadline = time.monotonic() + 60
-        while not path.exists() or b'"step 4"' not in path.read_bytes():
+        while not path.exists() or b'"step 5"' not in path.read_bytes():
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(number)
