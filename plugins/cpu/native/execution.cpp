@@ -35,7 +35,8 @@ void Program::execute(int64_t place, int member) {
     case HP_EXPERTS: return run_experts(place, members_[size_t(member)]);
     default: {
         const int64_t rows = rows_of(op);
-        share(counter(place, 0), rows, [&](int64_t row) { single(place, op, row); });
+        Member& own = members_[size_t(member)];
+        share(counter(place, 0), rows, [&](int64_t row) { single(place, op, row, own); });
     }
     }
 }
@@ -169,7 +170,7 @@ void Program::attend(int64_t place, Member& own) {
     });
 }
 
-void Program::single(int64_t place, const hp_op& op, int64_t row) {
+void Program::single(int64_t place, const hp_op& op, int64_t row, Member& own) {
     const hp_step& step = *step_;
     const float* from = op.kind == HP_EMBED ? nullptr : at(op.in, op.in_column) + row * columns(op.in);
     float* to = op.out < 0 ? nullptr : at(op.out, op.out_column) + row * columns(op.out);
@@ -177,11 +178,14 @@ void Program::single(int64_t place, const hp_op& op, int64_t row) {
     switch (op.kind) {
     case HP_EMBED: return kernels_.embed(op.weight, step.token_ids[row], op.scale, to);
     case HP_NORM: {
-        kernels_.norm(from, weight, op.weight.cols, op.eps, false, to);
-        if (place + 1 >= last_ || !sole_norm_[size_t(place)]) return;
         const Matrix& w = ops_[size_t(place + 1)].weight;
-        if (activation_group(w.type))
-            kernels_.prepare(w.type, to, w.cols,
+        const bool prepares =
+            place + 1 < last_ && sole_norm_[size_t(place)] && activation_group(w.type);
+        // What nobody else reads is written where only this core writes.
+        float* normed = prepares ? own.rows.data() : to;
+        kernels_.norm(from, weight, op.weight.cols, op.eps, false, normed);
+        if (prepares)
+            kernels_.prepare(w.type, normed, w.cols,
                               activations_.data() + row * activation_bytes(w.type, w.cols));
         return;
     }

@@ -78,7 +78,7 @@ private:
     void route_experts(const hp_op& op, int64_t rows, Member& own) const;
     void run_experts(int64_t place, Member& own);
     void attend(int64_t place, Member& own);
-    void single(int64_t place, const hp_op& op, int64_t row);
+    void single(int64_t place, const hp_op& op, int64_t row, Member& own);
     void rotate(const hp_op& op, int64_t token, int64_t kv_head, int64_t kv_heads, float* x);
 
     Rows prepared(int64_t place, const hp_op& op, int64_t rows, Member& own);
