@@ -275,6 +275,21 @@ def test_a_long_step_is_ended_between_operations(checkpoint):
         assert llm.collective_rpc(lambda worker: len(worker.asked)) == [3]
 
 
+def test_a_step_is_one_call_up_to_as_many_positions_as_it_says(checkpoint):
+    def look(worker):
+        program = worker.model_runner.program
+        for count in (1, 7):
+            most, last = program._at_once(count), len(program._costs)
+            assert list(program._calls(count, most)) == [(0, last)]
+            assert not program._takes_long(count, most)
+            assert len(list(program._calls(count, 2 * most))) > 1
+        program._greatest = 1e12
+        assert program._at_once(1) == -1
+
+    with engine(checkpoint("llama"), "on") as llm:
+        llm.collective_rpc(look)
+
+
 def test_an_operation_that_takes_long_is_ended_in_the_midst_of_it(checkpoint):
     """The team leaves it between two pieces, and computes the next step whole."""
 

@@ -181,13 +181,14 @@ class Program(StepProgram):
     def step(self, arrays: Sequence[np.ndarray], requests: int, rows: int) -> native.Step:
         """Return a step of so many ``requests`` over ``arrays``, as the library takes them: token
         ids, positions, cache slots, places of the ``rows`` that are wanted, starts of requests,
-        block table. It holds them. All logits are written.
+        block table. It holds them. All logits are written. ``at_once``: see :meth:`_at_once`.
         """
         made = native.Step(
             len(arrays[0]), requests, rows, arrays[5].shape[1],
             *(array.ctypes.data for array in arrays), self.logits.data_ptr(), None,
         )  # fmt: skip
         made.held = tuple(arrays)
+        made.at_once = self._at_once(len(arrays[0]))
         return made
 
     @staticmethod
@@ -217,24 +218,31 @@ class Program(StepProgram):
 
         Raises CancelledStepError, and HardpointError for inputs out of range.
         """
+        if seen <= step.at_once:
+            self._call(step, 0, len(self._costs), UNWATCHED)
+            return
         lowered, tokens, rows = self._lowered, step.tokens, step.rows
-        watch: AbstractContextManager[object] = UNWATCHED
-        if self._takes_long(tokens, seen):
-            watch = self._watch
+        watch = self._watch if self._takes_long(tokens, seen) else UNWATCHED
         for first, last in self._calls(tokens, seen):
-            if self._cancelled():
-                raise CancelledStepError("a step was ended by the driver between operations")
-            with watch:
-                wrong = self._library.hp_program_run(self._handle, ctypes.byref(step), first, last)
-            if wrong == native.ENDED:
-                raise CancelledStepError("a step was ended by the driver within an operation")
-            if wrong:
-                raise HardpointError(
-                    f"a step of {tokens} tokens was given to the native program with "
-                    f"{native.STEP_FIELDS[wrong - 1]} out of range"
-                )
+            self._call(step, first, last, watch)
             for pause in lowered.pauses.get(last, ()):
                 self._do(pause, rows if getattr(pause, "picked", False) else tokens, outside)
+
+    def _call(
+        self, step: native.Step, first: int, last: int, watch: AbstractContextManager[object]
+    ) -> None:
+        """Run the operations [first, last) of a step."""
+        if self._cancelled():
+            raise CancelledStepError("a step was ended by the driver between operations")
+        with watch:
+            wrong = self._library.hp_program_run(self._handle, ctypes.byref(step), first, last)
+        if wrong == native.ENDED:
+            raise CancelledStepError("a step was ended by the driver within an operation")
+        if wrong:
+            raise HardpointError(
+                f"a step of {step.tokens} tokens was given to the native program with "
+                f"{native.STEP_FIELDS[wrong - 1]} out of range"
+            )
 
     def _own_tokens(self, token_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the rows of tokens in the embedding that this shard has, and which of them others
@@ -309,6 +317,17 @@ class Program(StepProgram):
         """Whether a single operation may take longer than a driver should wait."""
         attention, per_byte = self._paces(tokens, seen)
         return max(attention, self._greatest * per_byte) > LONG
+
+    def _at_once(self, tokens: int) -> int:
+        """Return how many positions ``tokens`` may attend to in all, for their step to be one call
+        that is too short to be ended within; -1 if it never is.
+        """
+        lowered = self._lowered
+        attention, per_byte = self._paces(tokens, 1)
+        left = min(PATIENCE, LONG) - max(self._cost, self._greatest) * per_byte
+        if lowered.pauses or left <= 0:
+            return -1
+        return int(left / (attention * max(1, len(lowered.ends)))) - 1
 
     def _calls(self, tokens: int, seen: int = 0) -> Iterator[tuple[int, int]]:
         """Yield the operations [first, last) of each call: as many as :data:`PATIENCE`, up to a
