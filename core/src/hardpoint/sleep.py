@@ -22,6 +22,9 @@ class Residency(Enum):
     PARTIAL = "partial"  # ranks differ after a failed call: wake again
 
 
+_ALL_AWAKE = [Residency.AWAKE] * len(TAGS)
+
+
 class SleepStateError(LifecycleError):
     """Something needs state that is asleep, undefined or partial.
 
@@ -76,7 +79,7 @@ class SleepState:
     @property
     def is_awake(self) -> bool:
         """Whether everything is in memory and defined: a step can run."""
-        return all(state is Residency.AWAKE for state in self._state.values())
+        return list(self._state.values()) == _ALL_AWAKE
 
     @property
     def is_sleeping(self) -> bool:
@@ -85,6 +88,8 @@ class SleepState:
 
     def require_awake(self, action: str) -> None:
         """Raise SleepStateError unless every tag is awake."""
+        if list(self._state.values()) == _ALL_AWAKE:  # before every step, so no more is looked at
+            return
         for tag, state in self._state.items():
             if state is not Residency.AWAKE:
                 way_out = {

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from attrs import evolve, frozen
+from attrs import define, evolve
 from hardpoint.checkpoints.description import ModelDescription
 from hardpoint.config import Config
 from hardpoint.errors import ConfigError, ExecutorFailedError, HardpointError, InvalidRequestError
@@ -63,7 +63,7 @@ GoesOn = Callable[[list[EngineOutput]], bool]
 """Says, of outputs before they are given out, if a step is wanted whatever becomes of them."""
 
 
-@frozen(kw_only=True, eq=False)
+@define(eq=False)
 class _Flight:
     """A step that the workers have."""
 
@@ -254,7 +254,7 @@ class EngineCore:
             future = Future()
             future.set_exception(error)
         result = self._choose(plan, future, due) if due else future
-        self._flights.append(_Flight(plan=plan, future=result, planned=planned, started=started))
+        self._flights.append(_Flight(plan, result, planned, started))
         return True
 
     def _choose(
@@ -405,6 +405,8 @@ class EngineCore:
     def _notice_changes(self) -> None:
         """Adopt what happened to the workers' memory since the last step."""
         versions = self.executor.sleep_state.versions
+        if versions == self._versions:
+            return
         if versions["weights"] != self._versions["weights"]:
             self.scheduler.blocks.weight_epoch += 1
         if versions["kv_cache"] != self._versions["kv_cache"]:

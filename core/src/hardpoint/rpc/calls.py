@@ -61,15 +61,12 @@ class Call:
 
         ``by`` is the executor's codec; without it, that of ``rpc.pickle = "local"``.
         """
-        given = (self.method, self.args, self.kwargs, self.name)
-        return PackedCall(
-            call_id=self.call_id,
-            generation=self.generation,
-            name=self.name,
-            body=codec.pack_arguments(*given) if by is None else by.pack_call(self),
-            reply_rank=self.reply_rank,
-            queued=self.queued,
-        )
+        name = self.name
+        if by is None:
+            body = codec.pack_arguments(self.method, self.args, self.kwargs, name)
+        else:
+            body = by.pack_call(self)
+        return PackedCall(self.call_id, self.generation, name, body, self.reply_rank, self.queued)
 
 
 @define

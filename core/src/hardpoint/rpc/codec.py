@@ -244,11 +244,12 @@ def immutable(value: object, depth: int = 3) -> bool:
     if kind in _CARRIED:
         return True
     if kind is tuple or kind is frozenset:
-        return (
-            depth > 0
-            and len(value) <= _MOST_ITEMS  # type: ignore[arg-type]
-            and all(immutable(item, depth - 1) for item in value)  # type: ignore[attr-defined]
-        )
+        if depth <= 0 or len(value) > _MOST_ITEMS:  # type: ignore[arg-type]
+            return False
+        for item in value:  # type: ignore[attr-defined]
+            if type(item) not in _CARRIED and not immutable(item, depth - 1):
+                return False
+        return True
     return False
 
 

@@ -98,7 +98,8 @@ class Scheduler:
             room=limits.max_num_batched_tokens, prefills=math.inf if most is None else most
         )
         ready = roster.not_in_flight()
-        if self._continue(draft, ready, decodes=limits.mixed_batches, prefills=True):
+        decodes = limits.mixed_batches
+        if self._continue(draft, ready, decodes=decodes, prefills=True) and self._has_seats():
             self._admit(draft)
         if not limits.mixed_batches and not draft.num_tokens:
             self._continue(draft, ready, decodes=True, prefills=False)
@@ -227,6 +228,11 @@ class Scheduler:
                 break
         for request in held_back:
             waiting.add(request)
+
+    def _has_seats(self) -> bool:
+        """Whether somebody waits and there is a seat."""
+        roster = self.roster
+        return len(roster.running) < self.limits.most_running and len(roster.waiting) > 0
 
     def _may_admit(self, draft: StepDraft) -> bool:
         return (

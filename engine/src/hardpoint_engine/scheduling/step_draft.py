@@ -66,14 +66,14 @@ class StepDraft:
 
     room: int
     prefills: float
-    requests: dict[str, Request] = field(factory=dict)
-    new: list[NewRequestData] = field(factory=list)
-    req_ids: list[str] = field(factory=list)
-    new_blocks: list[BlockIds | None] = field(factory=list)
-    num_computed: list[int] = field(factory=list)
-    num_output: list[int] = field(factory=list)
-    resumed: set[str] = field(factory=set)
-    num_tokens: dict[str, int] = field(factory=dict)
+    requests: dict[str, Request] = field(factory=dict, init=False)
+    new: list[NewRequestData] = field(factory=list, init=False)
+    req_ids: list[str] = field(factory=list, init=False)
+    new_blocks: list[BlockIds | None] = field(factory=list, init=False)
+    num_computed: list[int] = field(factory=list, init=False)
+    num_output: list[int] = field(factory=list, init=False)
+    resumed: set[str] = field(factory=set, init=False)
+    num_tokens: dict[str, int] = field(factory=dict, init=False)
 
     def output(
         self,
