@@ -5,6 +5,9 @@ torch computes nothing, and little of Python runs.
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from collections import Counter
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from attrs import evolve
 from hardpoint.errors import HardpointError
 from hardpoint_cpu.model_runner import CpuModelRunner
 from hardpoint_cpu.native.library import availability
+from hardpoint_cpu.native.program import Program
 from hardpoint_cpu.steady_steps import SteadySteps
 from hardpoint_engine import SamplingParams
 from native_models import PROMPTS, engine, tokens
@@ -30,6 +34,8 @@ MIXED = [
 ]
 MOST_OPCODES = 800
 """Of a steady step of one request at its worker; of the long way there are about 6,000."""
+MOST_BETWEEN = 3_600
+"""From a step's program to that of the next, at the worker and in the driver."""
 MOST_FOR_EACH = 5
 """Opcodes for each further request."""
 
@@ -147,6 +153,43 @@ def test_little_of_python_runs_in_a_step(checkpoint, monkeypatch):
     assert one[len(one) // 2] < MOST_OPCODES
     assert many[len(many) // 2] < MOST_OPCODES + 15 * MOST_FOR_EACH
     assert one[-1] > MOST_OPCODES  # of the prompt
+
+
+@pytest.fixture
+def opcodes(monkeypatch):
+    """How many opcodes ran until now on each thread of an engine that starts now."""
+    found = Counter()
+
+    def each(frame, event, arg):
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            found[threading.current_thread().name] += 1
+        return each
+
+    before = threading.gettrace()
+    threading.settrace(each)
+    yield found
+    threading.settrace(before)
+
+
+def test_little_of_python_runs_between_two_steps(checkpoint, monkeypatch, opcodes):
+    """From the end of a step's program to the beginning of the next, on both threads; what the
+    driver does while a program runs is not counted.
+    """
+    compute, ends, between = Program.compute, [], []
+
+    def noted(self, *args):
+        if ends:
+            between.append(opcodes.total() - ends[-1])
+        compute(self, *args)
+        time.sleep(0.02)  # as long as that of a larger model
+        ends.append(opcodes.total())
+
+    monkeypatch.setattr(Program, "compute", noted)
+    with engine(checkpoint("llama"), "on", block_size=32) as llm:
+        llm.generate([[3, 7, 9]], evolve(GREEDY, min_tokens=20))
+    assert sorted(between)[len(between) // 2] < MOST_BETWEEN
+    assert max(between) > MOST_BETWEEN  # of the step that follows the prompt's
 
 
 def change_head(worker):

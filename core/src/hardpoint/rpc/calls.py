@@ -86,6 +86,9 @@ class PackedCall:
     def unpack(self) -> tuple[str | Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
         """Return method, args and kwargs; raise EncodingError."""
         body = self.body
+        if type(body) is codec.Carried:
+            carried: tuple[str, Sequence[Any], Mapping[str, Any]] = body.value
+            return carried
         found = codec.unpack(body, "arguments", self.name)
         if type(body) is bytes and body[0] != codec.PICKLED:
             return self.name, found, {}
@@ -156,8 +159,7 @@ class CallTable:
         """Note that a worker starts on a call; False, and the call is dropped, if nobody wants it
         any more: it was cancelled, or failed with all others.
         """
-        with self._lock:
-            gather = self._open.get(call_id)
+        gather = self._open.get(call_id)
         if gather is not None and gather.begin():
             return True
         self.forget(call_id)

@@ -115,7 +115,9 @@ class Gather:
         values = self.values
         if parcel is not None:
             try:
-                if type(parcel) is bytes:
+                if type(parcel) is codec.Carried:
+                    values[rank] = parcel.value
+                elif type(parcel) is bytes:
                     plain = parcel[0] != _PICKLED
                     values[rank] = _loads_plain(parcel) if plain else _loads(parcel)
                 else:
