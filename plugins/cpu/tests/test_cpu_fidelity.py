@@ -20,8 +20,8 @@ BOUNDS = {
 with bfloat16 activations, 1.7e-3 (int8), 7.0e-3 and 7.6e-3 (w8a8), 6.7e-2.
 """
 ALIKE = {"float": 1, "bf16": 0.97, "bf16_a16": 0.95, "int8": 0.9, "w8a8": 0.87, "w4a8": 0.75}
-"""Least share of places with the same best token. Of 128 were found 127, 124, 118, with w8a8 118 and
-116 with AVX2 and 115 with AVX-512, whose sums are rounded elsewhere, and 101.
+"""Least share of places with the same best token. Of 128 were found 127, 124, 118, with w8a8 116 to
+118 with AVX2 and 115 with AVX-512, whose sums are rounded elsewhere, and 101.
 """
 
 
