@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from time import monotonic
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from hardpoint.errors import EncodingError
 from hardpoint.isolation import log_error, text_of
 from hardpoint.rpc import codec
-from hardpoint.rpc.call_future import CallFuture
 
 if TYPE_CHECKING:
     from hardpoint.rpc.calls import Call
@@ -27,7 +25,8 @@ _logger = logging.getLogger("hardpoint.executor")
 class Gather:
     """One call's answers on their way; it ends exactly once.
 
-    A caller that waits does so here or through a Receiver; ``future`` is for callers that do not.
+    A caller that waits does so here or through a Receiver; ``future`` is made only for callers that
+    do not, as making one costs more than the rest of a short call.
     """
 
     ended = False
@@ -36,7 +35,6 @@ class Gather:
     _value: Any = None
     _error: BaseException | None = None
     _future: Future[Any] | None = None
-    _lent: weakref.ref[CallFuture] | None = None
     _wakers: tuple[Callable[[], None], ...] = ()
     held: BaseException | None = None
     # On the class, as most calls never change them: making a Gather is on the hot path.
@@ -63,29 +61,17 @@ class Gather:
     @property
     def future(self) -> Future[Any]:
         """The future of this call; always the same."""
-        claims = self.claims
         with self._lock:
-            known = self._future or (None if self._lent is None else self._lent())
-            if known is not None:
-                return known
-            if claims is None:
-                lent = CallFuture(self)
-                self._lent = weakref.ref(lent)
-                return lent
-            future = claims.future(self)
-        return self.complete_by(future)
-
-    def complete_by(self, future: Future[Any]) -> Future[Any]:
-        """Have the call's end be that of ``future``, unless there is such a one; return that."""
-        with self._lock:
-            if self._future is not None:
-                return self._future
-            if isinstance(future, CallFuture):
-                future.become()
-            self._future = future
-            if self._begun:
-                self._set_running(future)
-            ended = self.ended
+            future = self._future
+            if future is None:
+                claims = self.claims
+                future = Future() if claims is None else claims.future(self)
+                self._future = future
+                if self._begun:
+                    self._set_running(future)
+                ended = self.ended
+            else:
+                ended = False
         if ended:
             self._complete(future)
         return future
