@@ -28,7 +28,7 @@ from hardpoint.platform import Platform
 from hardpoint.records import LoadReport, WorkerHealth
 
 from hardpoint_engine.graph_table import print_table
-from hardpoint_engine.idling import Idling
+from hardpoint_engine.idling import Idling, give_way
 from hardpoint_engine.metrics import EngineMetrics
 from hardpoint_engine.request import EngineOutput, EngineRequest, Request
 from hardpoint_engine.scheduling.admission import AdmissionPolicy
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("hardpoint.engine")
 
-GIVE_WAY_SECONDS = 0.00005
-"""How long a worker of this process may have the interpreter to begin a step that was just sent."""
 GoesOn = Callable[[list[EngineOutput]], bool]
 """Says, of outputs before they are given out, if a step is wanted whatever becomes of them."""
 
@@ -203,7 +201,7 @@ class EngineCore:
         with self._lock:
             flight = self._fill()
         if flight is None:
-            outputs = self._give([])
+            outputs = self._give()
             if not outputs and self.has_unfinished():
                 preparing = bool(len(self._structured))
                 self._idling.wait(self.scheduler, paused=self._paused, preparing=preparing)
@@ -292,7 +290,7 @@ class EngineCore:
         """Take in the result of a step, or its failure; count it when the next is on its way."""
         with self._lock:
             if not self._flights or self._flights[0] is not flight:  # shut down meanwhile
-                return self._give([])
+                return self._give()
             self._flights.popleft()
             landed = self._clock()
             output: ModelRunnerOutput | None = None
@@ -304,16 +302,17 @@ class EngineCore:
                 outputs = self.scheduler.fail(flight.plan, error)
                 self._ready_generation = None
             done = None if self._ready_generation is None else output
+            outputs = self.scheduler.roster.take_ended() + outputs
             taken = self._clock()
+            seconds = taken - flight.started
         self.registry.announce(
             "hardpoint_step_finished", scheduler_output=flight.plan, output=output, rank=None
         )
         if goes_on is not None:
-            self._go_on(outputs, goes_on)
+            self._go_on(outputs, goes_on, seconds)
         with self._lock:
-            seconds = taken - flight.started
             self.metrics.step_done(flight.plan, done, seconds)
-            outputs = self._give(outputs)
+            self._count(outputs)
             if self._timeline is not None:
                 self._timeline.step(
                     flight.plan, done,
@@ -322,9 +321,9 @@ class EngineCore:
         trace_step(flight.plan, done, seconds)
         return outputs
 
-    def _go_on(self, outputs: list[EngineOutput], goes_on: GoesOn) -> None:
+    def _go_on(self, outputs: list[EngineOutput], goes_on: GoesOn, seconds: float) -> None:
         """Send the next step if it is wanted and nothing is in its way. What that raises waits for
-        the next ``step``: ``outputs`` are not lost by it.
+        the next ``step``: ``outputs`` are not lost by it. ``seconds``: the step before took.
         """
         try:
             if self._policy_observes or not goes_on(outputs):
@@ -332,7 +331,7 @@ class EngineCore:
             with self._lock:
                 sent = self._undisturbed() and self._fill()
             if sent:
-                time.sleep(GIVE_WAY_SECONDS)
+                give_way(seconds)
         except Exception as error:  # noqa: BLE001 - see above
             self._unsent = error
 
@@ -348,18 +347,22 @@ class EngineCore:
             )
         return result
 
-    def _give(self, outputs: list[EngineOutput]) -> list[EngineOutput]:
-        """Add the outputs of requests that ended otherwise, count all, show them to the policy."""
+    def _give(self) -> list[EngineOutput]:
+        """Return the last outputs of requests that ended otherwise than by a step."""
         with self._lock:
-            scheduler = self.scheduler
-            outputs = scheduler.roster.take_ended() + outputs
-            self.metrics.outputs_given(outputs)
-            self.metrics.look(scheduler.roster, scheduler.blocks)
-            if self._timeline is not None:
-                self._timeline.ended(outputs)
-            if self._policy_observes:
-                self._show(scheduler.admission, outputs)
+            outputs = self.scheduler.roster.take_ended()
+            self._count(outputs)
             return outputs
+
+    def _count(self, outputs: list[EngineOutput]) -> None:
+        """Count what is given out, and show it to the policy. Under the lock."""
+        scheduler = self.scheduler
+        self.metrics.outputs_given(outputs)
+        self.metrics.look(scheduler.roster, scheduler.blocks)
+        if self._timeline is not None:
+            self._timeline.ended(outputs)
+        if self._policy_observes:
+            self._show(scheduler.admission, outputs)
 
     @property
     def _policy_observes(self) -> bool:

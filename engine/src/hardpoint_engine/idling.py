@@ -16,6 +16,16 @@ PAUSED_SECONDS = 0.01
 """The same while scheduling sleeps."""
 WAITING_SECONDS = 5.0
 """How long a policy may let nothing run before a warning names it."""
+GIVE_WAY_SECONDS = 0.00005
+"""How long a worker of this process may have the interpreter to begin a step that was just sent."""
+LONG_STEP_SECONDS = 0.002
+"""From how long a step on that is worth it: a shorter one ends before the last has been counted."""
+
+
+def give_way(seconds: float) -> None:
+    """Let a worker of this process begin a step, if one takes long: the last took ``seconds``."""
+    if seconds > LONG_STEP_SECONDS:
+        time.sleep(GIVE_WAY_SECONDS)
 
 
 class Idling:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from hardpoint.errors import InvalidRequestError
+from hardpoint.errors import InvalidRequestError, UnsupportedError
 from hardpoint.sleep import TAGS
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ _logger = logging.getLogger("hardpoint.engine")
 def sleep(core: EngineCore, level: int) -> None:
     """Pause ``core``, and at level 1 or 2 have its workers give memory back.
 
-    Raises InvalidRequestError for another level, SleepStateError as the executor does.
+    Raises InvalidRequestError for another level, SleepStateError as the executor does, and
+    UnsupportedError where nothing can sleep: then the engine goes on as it was.
     """
     if level not in LEVELS or isinstance(level, bool):
         raise InvalidRequestError(
@@ -34,9 +35,15 @@ def sleep(core: EngineCore, level: int) -> None:
             field="level",
             value=level,
         )
+    paused = core.paused
     core.pause()
-    if level:
-        core.executor.sleep(level)
+    try:
+        if level:
+            core.executor.sleep(level)
+    except UnsupportedError:
+        if not paused:
+            core.resume()
+        raise
 
 
 def wake_up(core: EngineCore, tags: Iterable[str] | None) -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from hardpoint.errors import InvalidRequestError
+from hardpoint.errors import InvalidRequestError, UnsupportedError
 from hardpoint.sleep import SleepStateError
 from hardpoint_engine import LLM, SamplingParams
 
@@ -115,3 +115,18 @@ def test_waking_twice_and_pausing_twice_change_nothing(llm, expected):
     llm.wake_up()
     llm.wake_up()
     assert ids(llm) == expected
+
+
+def test_an_engine_that_cannot_sleep_goes_on(llm, expected, monkeypatch):
+    def refuse(*_):
+        raise UnsupportedError("sleep", "this platform")
+
+    monkeypatch.setattr(llm.executor, "sleep", refuse)
+    with pytest.raises(UnsupportedError):
+        llm.sleep(1)
+    assert not llm.core.paused
+    assert ids(llm) == expected
+    llm.sleep(0)
+    with pytest.raises(UnsupportedError):
+        llm.sleep(1)
+    assert llm.core.paused

@@ -131,3 +131,15 @@ def test_a_policy_that_learns_from_outputs_has_them_before(one, monkeypatch):
     for _ in range(3):
         one.core.step(lambda _: True)
     assert steps == [1, 2, 3]
+
+
+def test_the_last_word_of_a_request_comes_behind_its_tokens(one):
+    def goes_on(_):
+        assert one.core.abort("a")
+        return True
+
+    (first,) = one.core.step(goes_on)
+    assert (len(first.new_tokens), first.finish_reason) == (1, None)
+    (last,) = one.core.step(lambda _: True)
+    assert (last.new_tokens, last.finish_reason) == ((), "abort")
+    assert not one.core.has_unfinished()

@@ -178,9 +178,9 @@ void Program::single(int64_t place, const hp_op& op, int64_t row, Member& own) {
     switch (op.kind) {
     case HP_EMBED: return kernels_.embed(op.weight, step.token_ids[row], op.scale, to);
     case HP_NORM: {
-        const Matrix& w = ops_[size_t(place + 1)].weight;
-        const bool prepares =
-            place + 1 < last_ && sole_norm_[size_t(place)] && activation_group(w.type);
+        const bool sole = place + 1 < last_ && sole_norm_[size_t(place)];
+        const Matrix w = sole ? ops_[size_t(place + 1)].weight : op.weight;
+        const bool prepares = sole && activation_group(w.type) > 0;
         // What nobody else reads is written where only this core writes.
         float* normed = prepares ? own.rows.data() : to;
         kernels_.norm(from, weight, op.weight.cols, op.eps, false, normed);

@@ -38,7 +38,7 @@ inline int32_t held_as(int32_t type) {
     return type == BF16_A16 ? BF16 : type >= Q8_0_A8 ? type - Q8_0_A8 + Q8_0 : type;
 }
 
-constexpr int32_t LAYOUT = 1;   // changed with any change of the bytes
+constexpr int32_t LAYOUT = 2;   // changed with any change of the bytes
 constexpr int64_t PANEL = 16;   // rows
 
 struct Matrix {  // `rows` of `cols` numbers

@@ -283,7 +283,7 @@ const Kernels* kernels(int32_t level) {
 
 using hardpoint::Program;
 
-int32_t hp_abi() { return 3; }
+int32_t hp_abi() { return 4; }
 
 int32_t hp_levels() {
     int32_t bits = 0;

@@ -235,13 +235,18 @@ struct SixBitBlocks {  // Q6_K
     }
 };
 
-template <class W, int M>
+// NEXT: the panel behind this one is asked for meanwhile.
+template <class W, int M, bool NEXT>
 __attribute__((noinline)) void quantised_tile(const uint8_t* panel, int64_t block_bytes,
                                               int64_t blocks, const Group<M>& x, float* out,
                                               int64_t out_stride) {
     Floats<M> total = {};
-    for (int64_t block = 0; block < blocks; block++, panel += block_bytes)
+    const int64_t bytes = blocks * block_bytes;
+    for (int64_t block = 0; block < blocks; block++, panel += block_bytes) {
+        if (NEXT)
+            for (int64_t k = 0; k < block_bytes; k += 64) __builtin_prefetch(panel + bytes + k);
         W::template add<M>(panel, x, block * W::GROUPS, total);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 4
@@ -254,6 +259,8 @@ void quantised_product(const void* x, int64_t stride, int64_t rows, const hardpo
                        int64_t first, int64_t last, float* out, int64_t out_stride, float* aside) {
     using namespace hardpoint;
     const int64_t bytes = panel_bytes(w.type, w.cols), block_bytes = block_of(w.type).bytes;
+    const int64_t blocks = bytes / block_bytes;
+    const Activations start(x, w.type, w.cols);  // of the first row; the others are alike
     for (int64_t panel = first / PANEL; panel * PANEL < last; panel++)
         fill_panel(panel, first, last, rows, out, out_stride, aside, [&](float* to, int64_t to_stride) {
             const uint8_t* from = (const uint8_t*)w.data + panel * bytes;
@@ -261,13 +268,18 @@ void quantised_product(const void* x, int64_t stride, int64_t rows, const hardpo
                 constexpr int M = decltype(tall)::value;
                 Group<M> group;
                 for (int i = 0; i < M; i++) {
-                    const Activations own((const char*)x + (row + i) * stride, w.type, w.cols);
-                    group.numbers[i] = own.numbers;
-                    group.scales[i] = own.scales;
-                    group.sums[i] = own.sums;
+                    const int64_t own = (row + i) * stride;
+                    group.numbers[i] = start.numbers + own;
+                    group.scales[i] = (const float*)((const char*)start.scales + own);
+                    group.sums[i] = (const float*)((const char*)start.sums + own);
                 }
-                quantised_tile<W, M>(from, block_bytes, bytes / block_bytes, group,
-                                     to + row * to_stride, to_stride);
+                // In the last of a few passes over a panel, which is near by now, the next may come.
+                if (row > 0 && row + M == rows && rows <= 4 * TALL_INTEGER)
+                    quantised_tile<W, M, true>(from, block_bytes, blocks, group,
+                                               to + row * to_stride, to_stride);
+                else
+                    quantised_tile<W, M, false>(from, block_bytes, blocks, group,
+                                                to + row * to_stride, to_stride);
             });
         });
 }

@@ -51,10 +51,10 @@ inline void sum_up(const Vec* from, float* to) {
 }
 
 // out[i][j] = x[i] . w[j]: lane by lane along both, then the lanes; the same for every M and N.
-// STREAMS: w is read from memory, in its order, and what comes next is asked for ahead.
-template <int M, int N, bool STREAMS, class T>
+// `ahead`: so many bytes behind w, which lies there in its order, as much is asked for; 0: nothing.
+template <int M, int N, class T>
 __attribute__((noinline)) void products(const float* const* x, const T* const* w, int64_t count,
-                                        float (&out)[M][N]) {
+                                        int64_t ahead, float (&out)[M][N]) {
     constexpr int STEP = LANES * Columns<T>::PARTS;
     constexpr size_t BYTES = N * STEP * sizeof(T);
     Vec total[M][N];
@@ -63,9 +63,9 @@ __attribute__((noinline)) void products(const float* const* x, const T* const* w
 #pragma GCC unroll 8
         for (int j = 0; j < N; j++) total[i][j] = Vec{};
     int64_t k = 0;
-    const char* next = (const char*)w[0] + AHEAD;
+    const char* next = (const char*)w[0] + ahead;
     for (; k + STEP <= count; k += STEP) {
-        if (STREAMS) {
+        if (ahead) {
 #pragma GCC unroll 8
             for (size_t line = 0; line < BYTES; line += 64) __builtin_prefetch(next + line);
             next += BYTES;
@@ -102,19 +102,19 @@ __attribute__((noinline)) void products(const float* const* x, const T* const* w
 
 #if defined(__AVX512F__)
 // The same of rows of x that are bfloat16, up to the next 32 columns: two columns of a lane at once.
-template <int M, int N, bool STREAMS>
+template <int M, int N>
 __attribute__((noinline, target("avx512bf16"))) void products(const uint16_t* const* x,
                                                               const Paired* const* w, int64_t count,
-                                                              float (&out)[M][N]) {
+                                                              int64_t ahead, float (&out)[M][N]) {
     constexpr int STEP = 2 * LANES;
     Vec total[M][N];
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 8
         for (int j = 0; j < N; j++) total[i][j] = Vec{};
-    const char* next = (const char*)w[0] + AHEAD;
+    const char* next = (const char*)w[0] + ahead;
     for (int64_t k = 0; k < count; k += STEP) {
-        if (STREAMS) {
+        if (ahead) {
 #pragma GCC unroll 8
             for (int j = 0; j < N; j++) __builtin_prefetch(next + 64 * j);
             next += 64 * N;
@@ -136,10 +136,10 @@ __attribute__((noinline, target("avx512bf16"))) void products(const uint16_t* co
 #endif
 
 // Multiply M rows of x with rows of w, `at(n)` for n in [first, last), N at once; `emit(n, M x K
-// products)`. FIRST: it is the first to read w.
-template <int M, int N, bool FIRST, class X, class At, class Emit>
-inline void rows_by(const X* x, int64_t stride, int64_t count, int64_t first, int64_t last, At at,
-                    Emit emit) {
+// products)`.
+template <int M, int N, class X, class At, class Emit>
+inline void rows_by(const X* x, int64_t stride, int64_t count, int64_t first, int64_t last,
+                    int64_t ahead, At at, Emit emit) {
     const X* left[M];
     for (int i = 0; i < M; i++) left[i] = x + i * stride;
     const auto some = [&](auto wide, int64_t n) {
@@ -147,7 +147,7 @@ inline void rows_by(const X* x, int64_t stride, int64_t count, int64_t first, in
         decltype(at(n)) right[K];
         for (int j = 0; j < K; j++) right[j] = at(n + j);
         float out[M][K];
-        products<M, K, FIRST>(left, right, count, out);
+        products<M, K>(left, right, count, ahead, out);
         emit(n, out);
     };
     int64_t n = first;
@@ -163,10 +163,13 @@ void multiply(const X* x, int64_t stride, int64_t rows, int64_t count, int64_t f
     const auto some = [&](auto tall, auto wide, int64_t row) {
         constexpr int M = decltype(tall)::value, N = decltype(wide)::value;
         const auto own = [&](int64_t n, const auto& out) { emit(row, n, out); };
+        // The first pass waits for w; in the last one it is near, and what comes next may come.
+        int64_t ahead = 0;
         if (STREAMS && row == 0)
-            rows_by<M, N, STREAMS>(x + row * stride, stride, count, first, last, at, own);
-        else
-            rows_by<M, N, false>(x + row * stride, stride, count, first, last, at, own);
+            ahead = AHEAD;
+        else if (STREAMS && row + M == rows)
+            ahead = (const char*)at(last) - (const char*)at(first);
+        rows_by<M, N>(x + row * stride, stride, count, first, last, ahead, at, own);
     };
     int64_t row = 0;
     if (LANES == 16)

@@ -34,7 +34,7 @@ MIXED = [
 ]
 MOST_OPCODES = 800
 """Of a steady step of one request at its worker; of the long way there are about 6,000."""
-MOST_BETWEEN = 3_600
+MOST_BETWEEN = 3_900
 """From a step's program to that of the next, at the worker and in the driver."""
 MOST_FOR_EACH = 5
 """Opcodes for each further request."""

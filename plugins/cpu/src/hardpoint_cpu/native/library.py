@@ -17,7 +17,7 @@ from hardpoint.records import Problem
 
 from hardpoint_cpu.settings import CpuSettings
 
-ABI = 3
+ABI = 4
 LEVELS = ("portable", "avx2", "avx512", "avx512_bf16")
 """Levels of instructions, the slowest first; their places are the library's numbers."""
 
