@@ -322,9 +322,7 @@ class EngineCore:
         return outputs
 
     def _go_on(self, outputs: list[EngineOutput], goes_on: GoesOn, seconds: float) -> None:
-        """Send the next step if it is wanted and nothing is in its way. What that raises waits for
-        the next ``step``: ``outputs`` are not lost by it. ``seconds``: the step before took.
-        """
+        """Send the next step if that is wanted. What it raises, the next ``step`` raises."""
         try:
             if self._policy_observes or not goes_on(outputs):
                 return
