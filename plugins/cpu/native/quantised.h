@@ -235,18 +235,13 @@ struct SixBitBlocks {  // Q6_K
     }
 };
 
-// NEXT: the panel behind this one is asked for meanwhile.
-template <class W, int M, bool NEXT>
+template <class W, int M>
 __attribute__((noinline)) void quantised_tile(const uint8_t* panel, int64_t block_bytes,
                                               int64_t blocks, const Group<M>& x, float* out,
                                               int64_t out_stride) {
     Floats<M> total = {};
-    const int64_t bytes = blocks * block_bytes;
-    for (int64_t block = 0; block < blocks; block++, panel += block_bytes) {
-        if (NEXT)
-            for (int64_t k = 0; k < block_bytes; k += 64) __builtin_prefetch(panel + bytes + k);
+    for (int64_t block = 0; block < blocks; block++, panel += block_bytes)
         W::template add<M>(panel, x, block * W::GROUPS, total);
-    }
 #pragma GCC unroll 8
     for (int i = 0; i < M; i++)
 #pragma GCC unroll 4
@@ -273,13 +268,8 @@ void quantised_product(const void* x, int64_t stride, int64_t rows, const hardpo
                     group.scales[i] = (const float*)((const char*)start.scales + own);
                     group.sums[i] = (const float*)((const char*)start.sums + own);
                 }
-                // In the last of a few passes over a panel, which is near by now, the next may come.
-                if (row > 0 && row + M == rows && rows <= 4 * TALL_INTEGER)
-                    quantised_tile<W, M, true>(from, block_bytes, blocks, group,
-                                               to + row * to_stride, to_stride);
-                else
-                    quantised_tile<W, M, false>(from, block_bytes, blocks, group,
-                                                to + row * to_stride, to_stride);
+                quantised_tile<W, M>(from, block_bytes, blocks, group, to + row * to_stride,
+                                     to_stride);
             });
         });
 }
