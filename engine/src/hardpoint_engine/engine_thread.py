@@ -139,15 +139,18 @@ class EngineThread:
     def _run(self) -> None:
         while self._end is None:
             self._obey()
-            if self._waiting and self._end is None:
+            if (self._waiting and self._end is None) or self._has_last_words:
                 self._step()
-            elif not len(self._core.scheduler.roster) and self._core.has_unfinished():
-                self._step()  # computes nothing: takes the last words of aborted requests
         self._fail_all(self._end)
         self._obey_rest()
 
+    @property
+    def _has_last_words(self) -> bool:
+        """Whether a step would compute nothing more, but take what aborted requests leave."""
+        return not len(self._core.scheduler.roster) and self._core.has_unfinished()
+
     def _obey(self) -> None:
-        if not self._waiting:
+        if not (self._waiting or self._has_last_words):
             self._commands.get()()
         self._obey_rest()
 

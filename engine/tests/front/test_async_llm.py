@@ -383,3 +383,25 @@ def test_a_loop_that_is_gone_does_not_hold_the_engine_up():
 
     asyncio.run(end())
     assert not engine_threads()
+
+
+def test_an_abort_while_a_step_is_taken_in_leaves_nothing_open():
+    async def run() -> None:
+        llm = await AsyncLLM.start(**KEYS)
+        thread, aborted = llm._front.thread, []
+        goes_on = thread._goes_on
+
+        def abort(outputs) -> bool:
+            if not aborted:
+                aborted.append(outputs[0].req_id)
+                thread.abort(aborted)
+            return goes_on(outputs)
+
+        thread._goes_on = abort
+        async for _ in llm.generate("a", LONG):
+            pass
+        await settled(llm)
+        assert aborted
+        await llm.shutdown()
+
+    asyncio.run(run())
