@@ -36,6 +36,9 @@ class Nursery:
     def listen(self, heard, died):
         pass
 
+    def call(self, function):
+        """A follower that leaves first, while its leader ends, is lost: nobody here has to know."""
+
     def close(self, within):
         pass
 
