@@ -6,17 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 CELLS: Final = (("decode", 1), ("decode", 16), ("decode", 64), ("prefill", 1))
+_BF16: Final = {"vllm": (2.5, 2.5, 1.8, 1.5), "llama.cpp": (1.4, 1.8, 2.0, 2.0)}
 RATIOS: Final[Mapping[tuple[str, str], tuple[float, float, float, float]]] = {
-    ("bf16", "vllm"): (2.5, 2.5, 1.8, 1.5),
+    ("bf16", "vllm"): _BF16["vllm"],
+    ("bf16-bfloat16", "vllm"): _BF16["vllm"],
     ("w8a8", "vllm"): (6.0, 5.5, 3.7, 2.2),
-    ("bf16", "llama.cpp"): (1.4, 1.8, 2.0, 2.0),
+    ("bf16", "llama.cpp"): _BF16["llama.cpp"],
+    ("bf16-bfloat16", "llama.cpp"): _BF16["llama.cpp"],
     ("Q8_0", "llama.cpp"): (2.0, 2.5, 2.0, 2.0),
     ("Q4_0", "llama.cpp"): (1.5, 2.0, 2.0, 2.0),
     ("Q4_1", "llama.cpp"): (2.0, 3.0, 2.0, 2.0),
 }
-"""(format, against) -> the least ratio in each of ``CELLS``."""
-NARROW: Final = "bf16-bfloat16"
-"""bf16 multiplied with bfloat16 activations, as the peers do: held against the same."""
+"""(format, against) -> the least ratio in each of ``CELLS``; bf16 with bfloat16 activations, as the
+peers multiply it, is held against the same as bf16.
+"""
 READ_SHARES: Final[Mapping[str, float]] = {"bf16": 0.70, "int8": 0.75, "w8a8": 0.75}
 """Format -> the least share of the bandwidth of reading that weights are read with at batch 1."""
 OVERHEAD: Final = 0.05
@@ -29,8 +32,7 @@ def judged_ratios(ratios: Iterable[Row]) -> list[Row]:
     """Return the ratios, those that have a bound with ``bound`` and ``met``."""
     found = []
     for each in ratios:
-        kind = "bf16" if each["format"] == NARROW else each["format"]
-        bounds = RATIOS.get((kind, each["against"]))
+        bounds = RATIOS.get((each["format"], each["against"]))
         cell = (each["phase"], each["batch"])
         judged = {}
         if bounds is not None and cell in CELLS:
@@ -52,15 +54,12 @@ def ratio_bounds(
     }
     measured = [cell for cell in CELLS if cell in set(cells)]
     rows = []
-    for (base_kind, against), bounds in RATIOS.items():
-        if base_kind not in formats:
-            continue
-        for kind in (base_kind, NARROW) if base_kind == "bf16" else (base_kind,):
-            for cell in measured:
-                bound, value = bounds[CELLS.index(cell)], found.get((kind, against, *cell))
-                met = None if value is None else value >= bound
-                name = f"{kind} / {against}, {case_name(*cell)}"
-                rows.append({"name": name, "value": value, "bound": bound, "met": met})
+    for (kind, against), bounds in RATIOS.items():
+        for cell in measured if base(kind) in formats else ():
+            bound, value = bounds[CELLS.index(cell)], found.get((kind, against, *cell))
+            met = None if value is None else value >= bound
+            name = f"{kind} / {against}, {case_name(*cell)}"
+            rows.append({"name": name, "value": value, "bound": bound, "met": met})
     return rows
 
 

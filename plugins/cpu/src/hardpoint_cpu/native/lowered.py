@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 LOGITS = -1
 """The buffer that is the caller's."""
 
-KINDS = {torch.float32: TYPES["f32"], torch.bfloat16: TYPES["bf16"]}
+NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+KINDS = {dtype: TYPES[name] for dtype, name in NAMES.items()}
 """The types of tensors that operations read where they are."""
 CACHED = {**KINDS, torch.int8: TYPES["int8"]}
 """The types of keys and values."""

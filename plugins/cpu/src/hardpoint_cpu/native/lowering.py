@@ -15,7 +15,7 @@ from hardpoint_runtime.quantization import form_of
 
 from hardpoint_cpu.native import lowered as kinds
 from hardpoint_cpu.native.library import Matrix, Op, type_of
-from hardpoint_cpu.native.lowered import KINDS, LOGITS, Clear, Lowered, Outside, Pause, Sum
+from hardpoint_cpu.native.lowered import KINDS, LOGITS, NAMES, Clear, Lowered, Outside, Pause, Sum
 
 if TYPE_CHECKING:
     from hardpoint_runtime.memory.kv_cache import LayerCache
@@ -250,8 +250,8 @@ class _Lowering:
         tensor, form = module.get_parameter(parameter), form_of(module, parameter)
         place = self._at(tensor)
         if form is None:
-            kind = "bf16" if tensor.dtype == torch.bfloat16 else "f32"
-            return [(0, Matrix(place, *tensor.shape, type_of(kind, self.activations)))]
+            kind = type_of(NAMES[tensor.dtype], self.activations)
+            return [(0, Matrix(place, *tensor.shape, kind))]
         return [
             (
                 part.first,
